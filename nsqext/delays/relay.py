@@ -142,7 +142,7 @@ class DelayRelay(Relay):
         finally:
             published, self._published = self._published, []
             try:
-                self._store.take(published, 0, 0.0, 0.0)
+                self._store.take(published, 0, time.time(), 0.0)
             except sqlite3.OperationalError as error:
                 logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
 
@@ -151,11 +151,11 @@ class DelayRelay(Relay):
         super().stop()
         self._changed.wake()
 
-    async def _in_store(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call the store in a thread, again while it cannot be used."""
+    async def _in_store(self, call: Callable[[], T]) -> T:
+        """Call the store in a thread, again while it cannot be used; the call reads the time of each attempt."""
         while True:
             try:
-                result = await to_thread.run_sync(partial(call, *arguments))
+                result = await to_thread.run_sync(call)
             except sqlite3.OperationalError as error:
                 self._note_outage(error)
                 await anyio.sleep(REOPEN)
@@ -200,14 +200,14 @@ class DelayRelay(Relay):
             self._changed.wake()
 
     async def _publish_due(self, producer: Producer) -> None:
-        store, published = self._store, self._published
+        published = self._published
         lease = lease_time(publish_timeout(producer))
         async with anyio.create_task_group() as tasks:
             while not self._stopping:
                 count = len(published)
                 free = AT_ONCE - self._publishing
-                until = anyio.current_time() + lease
-                taken = await self._in_store(store.take, published[:count], free, time.time(), lease)
+                began, taken = await self._in_store(partial(self._take, published[:count], free, lease))
+                until = anyio.current_time() + lease - (time.monotonic() - began)
                 del published[:count]
                 self._publishing += len(taken)
                 for identity, data in taken:
@@ -215,7 +215,12 @@ class DelayRelay(Relay):
                 if not taken:
                     if not self._publishing and anyio.current_time() > self._failing:
                         self.failure = None  # what failed was cancelled, or another relay tries it
-                    await self._wait(await self._in_store(store.next_due, time.time()))
+                    await self._wait(await self._in_store(lambda: self._store.next_due(time.time())))
+
+    def _take(self, published: list[str], free: int, lease: float) -> tuple[float, list[tuple[str, bytes]]]:
+        """Call `DelayStore.take`; return when its lease began at the earliest, in monotonic seconds, and its result."""
+        began = time.monotonic()
+        return began, self._store.take(published, free, time.time(), lease)
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
@@ -241,15 +246,15 @@ class DelayRelay(Relay):
             if not alone:
                 self.failure = f"no message is stored: {error}"
                 self._failing = anyio.current_time() + 2 * RETRY
-            failed = partial(self._store.failed, alone=alone)
-            await self._in_store(failed, identity, str(error), time.time(), RETRY)
+            failed = partial(self._store.failed, identity, str(error), pause=RETRY, alone=alone)
+            await self._in_store(lambda: failed(now=time.time()))
         finally:
             self._publishing -= 1
             self._changed.wake()
 
     async def _forget_old(self) -> None:
         while True:
-            await self._in_store(self._store.forget, time.time() - self._keep)
+            await self._in_store(lambda: self._store.forget(time.time() - self._keep))
             await anyio.sleep(FORGET)
 
 

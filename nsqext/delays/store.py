@@ -133,28 +133,35 @@ class DelayStore:
             self._database = sqlite3.connect(
                 path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32
             )
-            check_on_disk(self._database, str(path))
-            self._check_tables(path, create=create)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.executescript(_SCHEMA)
-            with self._transaction() as run:
-                columns = {column[1] for column in run.execute("PRAGMA table_info(delayed)")}
-                for name, statement in _ADDED.items():
-                    if name not in columns:
-                        run.execute(statement)
-            self._database.executescript(_INDEXES)
-            with self._transaction() as run:
-                run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))
-                self.name: str = run.execute("SELECT name FROM store").fetchone()[0]
+            try:
+                check_on_disk(self._database, str(path))
+                self._check_tables(path, create=create)
+                self.name: str = self._set_up()
+            except BaseException:
+                self._database.close()
+                raise
         except sqlite3.Error as error:
             raise InvalidSetting(f"{path} cannot be used as a store of delayed messages: {error}") from error
+
+    def _set_up(self) -> str:
+        """Create what the file lacks; return the name of the store."""
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(_SCHEMA)
+        with self._transaction() as run:
+            columns = {column[1] for column in run.execute("PRAGMA table_info(delayed)")}
+            for name, statement in _ADDED.items():
+                if name not in columns:
+                    run.execute(statement)
+        self._database.executescript(_INDEXES)
+        with self._transaction() as run:
+            run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))
+            return str(run.execute("SELECT name FROM store").fetchone()[0])
 
     def _check_tables(self, path: str | Path, *, create: bool) -> None:
         """Raise InvalidSetting for the database of another program; another process may be creating the tables."""
         tables = {name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type='table'")}
         if not tables & {"store", "delayed"} if tables else not create:
-            self._database.close()
             raise InvalidSetting(f"{path} is no store of delayed messages", hint="name the file of a relay")
 
     def close(self) -> None:

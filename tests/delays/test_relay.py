@@ -517,6 +517,7 @@ async def test_a_relay_that_ends_records_what_it_published(tmp_path: Path, monke
             await eventually(lambda: producer.published == [b"a"], DEADLINE)
             assert store.count() == 1
         assert store.count() == 0
+        assert store.forget(time.time() - 60.0) == 0, "the identity is kept from the publish"
 
 
 async def test_a_relay_that_is_stopped_ends_when_what_it_publishes_has_an_outcome(tmp_path: Path) -> None:
@@ -575,30 +576,36 @@ async def test_a_record_that_cannot_be_read_is_counted_once(tmp_path: Path) -> N
         assert (len(store.refused()), delayed.statistics().refused) == (1, 1)
 
 
-async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
-    producer = Scripted()
-    producer.may_end.set()
-    looks = 0
-    next_due = DelayStore.next_due
+def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the times for which relays ask when a message is due."""
+    looks, next_due = list[float](), DelayStore.next_due
 
-    def counted(store: DelayStore, now: float) -> float | None:
-        nonlocal looks
-        looks += 1
+    def noted(store: DelayStore, now: float) -> float | None:
+        looks.append(now)
         return next_due(store, now)
 
-    monkeypatch.setattr(DelayStore, "next_due", counted)
-    with DelayStore(tmp_path / "store") as store:
+    monkeypatch.setattr(DelayStore, "next_due", noted)
+    return looks
+
+
+async def test_a_message_that_arrives_and_a_stop_wake_a_relay_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
+    producer, looks = Scripted(), looks_of(monkeypatch)
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store, anyio.fail_after(DEADLINE):
         delayed = DelayRelay(store)
         handlers = handlers_of(delayed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(delayed.run, cast("Any", producer))
-            await eventually(lambda: looks == 1, DEADLINE)
+            await eventually(lambda: len(looks) == 1, DEADLINE)
             await anyio.sleep(0.02)
             record = encode_delay(DelayedMessage(identity="a", topic="t", due=1), b"a")
             await handlers[delayed.channels[0]]([SimpleNamespace(body=record)])
-            await eventually(lambda: producer.published == [b"a"], DEADLINE)
-            tasks.cancel_scope.cancel()
+            await eventually(lambda: producer.published == [b"a"] and len(looks) == 3, DEADLINE)
+            await anyio.sleep(0.02)
+            delayed.stop()
 
 
 @pytest.mark.parametrize("refused", [InvalidInput("too large"), BadMessage("E_BAD_MESSAGE", "too big")])
@@ -707,26 +714,37 @@ async def test_a_full_disk_ends_no_relay_and_loses_no_message(
 
 
 async def test_a_store_that_fails_while_it_is_read_is_used_again(
-    redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "REOPEN", 0.1)
-    topic = make_topic(redesigned)
-    with DelayStore(tmp_path / "store") as store:
-        take, failures, attempts = store.take, iter([sqlite3.OperationalError("disk I/O error")] * 3), list[float]()
+    """After an outage that was longer than a lease, what was due waited for the end of another lease."""
+    monkeypatch.setattr(relay, "REOPEN", 0.2)
+    monkeypatch.setattr(relay, "lease_time", lambda _: 0.5)
+    take = DelayStore.take
 
-        def fail_first(*arguments: Any) -> list[tuple[str, bytes]]:
-            attempts.append(time.monotonic())
-            for error in failures:
-                raise error
-            return take(*arguments)
+    async def attempt(number: int) -> None:
+        caplog.clear()
+        failures, taken = [sqlite3.OperationalError("disk I/O error")] * 3, list[str]()
 
-        monkeypatch.setattr(store, "take", fail_first)
-        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
-            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
-                await producer.publish(topic, b"x", delay=0.01)
-            await count(received, 1)
-    assert caplog.text.count("the store of delayed messages cannot be used") == 3
-    assert attempts[3] - attempts[0] > 0.29, "it is not tried again at once"
+        def fail_first(store: DelayStore, *arguments: Any) -> list[tuple[str, bytes]]:
+            if failures:
+                raise failures.pop()
+            found = take(store, *arguments)
+            taken.extend(identity for identity, _ in found)
+            return found
+
+        monkeypatch.setattr(DelayStore, "take", fail_first)
+        producer = Scripted()
+        producer.may_end.set()
+        with DelayStore(tmp_path / f"store{number}") as store:
+            store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+            began = time.monotonic()
+            async with scripted(store, producer):
+                await eventually(lambda: producer.published == [b"a"], DEADLINE)
+        assert time.monotonic() - began > 0.59, "it is not tried again at once"
+        assert taken == ["a"]
+        assert caplog.text.count("the store of delayed messages cannot be used") == 3
+
+    await unless_paused(attempt, 0.1)
 
 
 async def test_outages_and_failures_are_reported_as_long_as_they_last(
@@ -764,9 +782,9 @@ async def test_a_failure_ends_with_the_message_that_is_not_published_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An app was not ready although its store was empty."""
-    monkeypatch.setattr(relay, "RETRY", 0.05)
+    monkeypatch.setattr(relay, "RETRY", 0.3)
     monkeypatch.setattr(relay, "POLL", 0.01)
-    producer = Scripted()
+    producer, looks = Scripted(), looks_of(monkeypatch)
 
     async def fail(_: Producer, __: bytes) -> None:
         raise PublishFailed("no leader")
@@ -776,6 +794,9 @@ async def test_a_failure_ends_with_the_message_that_is_not_published_any_more(
         store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
         async with scripted(store, producer) as delayed:
             await eventually(lambda: "no leader" in str(delayed.failure), DEADLINE)
+            failed = len(looks)
+            await eventually(lambda: len(looks) > failed + 2 or delayed.failure is None, DEADLINE)
+            assert delayed.failure, "it is tried again"
             await eventually(lambda: store.cancel("a") is Cancellation.CANCELLED or not store.count(), DEADLINE)
             await eventually(lambda: delayed.failure is None, DEADLINE)
 
@@ -783,14 +804,7 @@ async def test_a_failure_ends_with_the_message_that_is_not_published_any_more(
 async def test_a_store_that_takes_no_message_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk can be read: the app was ready, and requeued what it received."""
     monkeypatch.setattr(relay, "POLL", 0.01)
-    looks, next_due = 0, DelayStore.next_due
-
-    def counted(store: DelayStore, now: float) -> float | None:
-        nonlocal looks
-        looks += 1
-        return next_due(store, now)
-
-    monkeypatch.setattr(DelayStore, "next_due", counted)
+    looks = looks_of(monkeypatch)
     later = round(time.time() * 1000) + 3_600_000
     with kept_connections() as opened, DelayStore(tmp_path / "store") as store:
         async with scripted(store, Scripted()) as delayed:
@@ -799,8 +813,8 @@ async def test_a_store_that_takes_no_message_is_an_outage(tmp_path: Path, monkey
             fill_disk(opened[0])
             with pytest.raises(sqlite3.OperationalError):
                 await handle([SimpleNamespace(body=record)])
-            before = looks
-            await eventually(lambda: looks > before + 2, DEADLINE)
+            before = len(looks)
+            await eventually(lambda: len(looks) > before + 2, DEADLINE)
             assert "disk is full" in str(delayed.outage)
             free_disk(opened[0])
             await handle([SimpleNamespace(body=record)])

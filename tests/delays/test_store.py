@@ -349,8 +349,10 @@ def test_the_database_of_another_program_stays_as_it_is(create: bool, tmp_path: 
 
 @pytest.mark.parametrize("name", ["", ":memory:"])
 def test_a_store_that_would_be_lost_with_its_process_is_refused(name: str) -> None:
-    with pytest.raises(InvalidSetting, match="is not a file"):
+    with kept_connections() as opened, pytest.raises(InvalidSetting, match="is not a file"):
         DelayStore(name)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")
 
 
 def test_another_file_and_a_closed_store_are_errors(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def _not_hidden(error: BaseException) -> BaseException:
     return hidden_error() if isinstance(error, Exception) else error
 
 
+async def _end(opened: OpenTransaction) -> End:
+    """Return whether a transaction is still open, also to a handler that is cancelled: its record may be committed."""
+    with CancelScope(shield=True):
+        return await opened.end()
+
+
 def _check_not_requeued(message: Message) -> None:
     """End the transaction of a message that is handled again."""
     if message.requeue_called:
@@ -192,12 +198,12 @@ class HandlerTransaction(Middleware, Generic[S]):
             except Finish as signal:  # the message is done: commit
                 finish = signal
             except get_cancelled_exc_class():
-                with CancelScope(shield=True), suppress(Exception):  # without the database nothing more is committed
-                    if await opened.end() is not End.OPEN:
+                with suppress(Exception):  # without the database nothing more is committed
+                    if await _end(opened) is not End.OPEN:
                         undo.append(removal)
                 raise
             except Exception as error:
-                end = await opened.end()
+                end = await _end(opened)
                 if end is not End.OPEN:
                     undo.append(removal)
                 if end is End.ENDED:
@@ -207,7 +213,7 @@ class HandlerTransaction(Middleware, Generic[S]):
                 opened.release()
                 current.clear()  # for tasks that the handler has started
                 self._session.reset(token)
-            end = await opened.end()
+            end = await _end(opened)
             if end is not End.OPEN:
                 undo.append(removal)
                 raise end_error(end, message.topic)

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from nsqext import Consumer, Message, Producer, sync
 from nsqext.client.middleware import Handling
-from nsqext.errors import InvalidState
 from nsqext.transactions import Inbox, Positions
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
@@ -173,35 +172,6 @@ async def test_a_cancelled_handler_is_rolled_back(sessions: Sessions, kind: str)
         await middleware.handle(Handling([make_message(RecordingOwner(in_order=True), offset=100)], "ch"), handle)
     assert ends == [anyio.get_cancelled_exc_class()]
     assert effects(sessions) == []
-
-
-@pytest.mark.parametrize("kind", ["inbox", "positions"])
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("raises", [True, False])
-@pytest.mark.anyio
-async def test_a_handler_that_commits_and_is_cancelled_handles_its_message_again(
-    sessions: Sessions, kind: str, raises: bool
-) -> None:
-    middleware = once(kind, sessions)
-    message = make_message(RecordingOwner(in_order=True), offset=100)
-    scope = anyio.CancelScope()
-
-    async def commits(_: Handling) -> None:
-        middleware.session().commit()
-        scope.cancel()
-        if raises:
-            raise ValueError
-        await anyio.sleep_forever()
-
-    with scope, suppress(InvalidState):
-        await middleware.handle(Handling([message], "ch"), commits)
-    calls: list[Handling] = []
-
-    async def handle(handling: Handling) -> None:
-        calls.append(handling)
-
-    await middleware.handle(Handling([message], "ch"), handle)
-    assert (len(calls), middleware.skipped) == (1, 0)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -293,6 +293,62 @@ def test_a_handler_that_ends_its_transaction_is_refused(
     anyio.run(scene)
 
 
+@table(("name", "how"), [(name, how) for name in NAMES for how in ("waits", "fails", "returns")])
+def test_a_handler_that_commits_and_is_cancelled_handles_its_message_again(
+    database: str, once: Once, effects: Callable[[], list[str]], name: str, how: str
+) -> None:
+    """What it would have written behind the commit was lost."""
+
+    async def scene() -> None:
+        middleware, calls, scope = once(ways(database)[name]), list[Any](), anyio.CancelScope()
+
+        async def commits(session: Any) -> None:
+            await end(session, "commit")
+            with suppress(InvalidState, InvalidRequestError):  # SQLAlchemy refuses another transaction
+                await add(session, f"{once.__name__} {name} {how}")
+            scope.cancel()
+            if how == "fails":
+                raise ZeroDivisionError
+            if how == "waits":
+                await anyio.sleep_forever()
+
+        async def note(session: Any) -> None:
+            calls.append(session)
+
+        with scope, suppress(InvalidState, InvalidRequestError):
+            await handle(middleware, commits)
+        await handle(middleware, note)
+        assert (len(calls), middleware.skipped) == (1, 0)
+
+    with closing(connect(database)) as connection:
+        connection.execute("DELETE FROM nsqext_inbox_range")
+        connection.execute("DELETE FROM nsqext_position")
+        connection.commit()
+    anyio.run(scene)
+
+
+@pytest.mark.parametrize("identity", [None, lambda _: "one"], ids=["range", "identity"])
+def test_a_handler_that_rolls_back_leaves_the_record_of_another_process(
+    database: str, effects: Callable[[], list[str]], identity: Any
+) -> None:
+    """It has handled the redelivery meanwhile, and a third delivery has no effect."""
+
+    async def scene() -> None:
+        first, second = (Inbox(ways(database)["asynchronous session"], identity=identity) for _ in range(2))
+
+        async def rolls_back(session: Any) -> None:
+            await end(session, "rollback")
+            await handle(second, lambda other: add(other, "once"))
+            raise ZeroDivisionError
+
+        with pytest.raises((InvalidState, InvalidRequestError), match=ENDED):
+            await handle(first, rolls_back)
+        await handle(first, rolls_back)
+        assert (first.skipped, effects()) == (1, ["once"])
+
+    anyio.run(scene)
+
+
 @table("name", NAMES)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_an_error_that_the_handler_hides_is_found(

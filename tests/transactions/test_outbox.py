@@ -271,8 +271,11 @@ def test_tables_that_exist_are_kept(database: str) -> None:
     with closing(connect(database)) as connection:
         Outbox().add(connection, "t", b"one")
         connection.commit()
-    with OutboxStore(database, create=True) as store:
+    with OutboxStore(database) as relay, OutboxStore(database, create=True) as store:
+        held = relay.lease("relay", 60.0)
         assert store.summary(0.0).waiting == 1
+        OutboxStore(database, create=True).close()
+        assert relay.renew("relay", held, 60.0)
 
 
 def test_an_outbox_in_memory_which_no_program_shares_is_refused() -> None:

@@ -265,12 +265,15 @@ async def test_a_partition_is_read_from_the_last_message_or_the_next(
 ) -> None:
     positions: Positions[AsyncSession] = Positions(sessions.begin)
     owner = await handled(positions, 1)
+    await positions.start_of("t", "ch", 3, LogBounds(0, 200, 200))  # a subscription that received nothing
     assert await positions.start_of("t", "other", 3, log) is None
     if isinstance(start, str):
         with pytest.raises(DataLoss, match=start):
             await positions.start_of("t", "ch", 3, log)
     else:
         assert await positions.start_of("t", "ch", 3, log) == start
+        if start is None:
+            await handled(positions, 2, offset=134)
     assert owner.commands == []
 
 

@@ -16,8 +16,11 @@ def test_a_callback_that_fails_is_logged_and_the_others_are_called(caplog: pytes
     def fail(event: ClientEvent) -> None:
         raise ValueError(event.detail)
 
-    for callback in (fail, seen.append):
+    def add(event: ClientEvent) -> None:
+        events.add(seen.append)
+
+    for callback in (fail, seen.append, add):
         events.add(callback)
     events.emit("disconnected", "t", 3, "n:4150", "lost")
-    assert seen == [ClientEvent("disconnected", "t", 3, "n:4150", "lost")]
+    assert seen == [ClientEvent("disconnected", "t", 3, "n:4150", "lost")], "what a callback adds is for later events"
     assert [record.getMessage() for record in caplog.records] == [f"a callback for events failed: {seen[0]!r}"]

@@ -104,6 +104,12 @@ def test_a_silent_topic_is_looked_up_every_four_seconds_at_the_latest() -> None:
     assert len(set(pauses)) > 1  # processes do not stay in step
 
 
+def test_each_topic_is_looked_up_after_its_own_silence() -> None:
+    lookups = Lookups()
+    assert Consumers([(lookups, [Stand("a"), Stand("b", 102.0)])]).run(106.5) == [104.0, 106.0]
+    assert lookups.topics == ["a", "b"]
+
+
 def test_a_message_begins_a_new_silence() -> None:
     first, second = Stand(), Stand()
     consumers = Consumers([(Lookups(), [first, second])])
@@ -191,6 +197,9 @@ def test_one_of_the_idle_consumers_wakes_often() -> None:
     pulse.leave(member(one))
     assert two.woken == 1
     assert pulse.limit(member(two), 30.0, 101.5) == 1.0
+    for subscribed, woken in ((101.5, 1), (98.0, 2)):  # the look-up at 102.0 is before the next tick
+        pulse.watch_silence(subscribed)
+        assert two.woken == woken
 
 
 def test_a_standstill_begins_with_the_last_tick_of_any_consumer() -> None:

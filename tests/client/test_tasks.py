@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import suppress
 from contextvars import ContextVar
 
 import anyio
-import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
@@ -46,7 +45,7 @@ class Owner:
 
     async def close(self) -> None:
         """Record whether the task runs."""
-        await anyio.lowlevel.checkpoint()
+        await checkpoint()
         self.closed.append(self.running)
 
 
@@ -72,6 +71,8 @@ async def test_closing_runs_once_while_the_tasks_still_run() -> None:
     assert owner.closed == [True]
     with pytest.raises(InvalidState, match="the owner is closed"):
         owner.tasks.start_soon(owner.run)
+    with pytest.raises(InvalidState, match="this owner was opened before"):
+        await owner.tasks.start()
 
 
 async def test_tasks_are_refused_before_the_start_and_closing_does_nothing() -> None:
@@ -133,7 +134,7 @@ async def test_the_error_of_a_background_task_closes_the_object_and_is_raised_on
     owner = await _running()
 
     async def fail() -> None:
-        raise BaseExceptionGroup("inner", [error])
+        raise BaseExceptionGroup("inner", [error, asyncio.CancelledError()])
 
     owner.tasks.start_soon(fail)
     with anyio.fail_after(25):
@@ -175,7 +176,7 @@ async def test_a_start_that_is_cancelled_leaves_a_host_that_can_be_closed() -> N
     with anyio.CancelScope() as scope:
         scope.cancel()
         await owner.tasks.start()
-    owner.tasks.start_soon(owner.run)
+        owner.tasks.start_soon(owner.run)
     await anyio.wait_all_tasks_blocked()
     await owner.tasks.aclose()
     assert owner.closed == [True]
@@ -189,7 +190,17 @@ def test_the_end_of_the_event_loop_ends_tasks_that_were_not_closed(backend: str)
     owner = anyio.run(main, backend=backend)
     assert not owner.running
     assert owner.closed == []
+    assert (owner.tasks.left_open, owner.tasks.state) == (True, "ended with its event loop")
     owner.tasks.abandon()
+
+
+async def test_an_object_that_another_thread_abandons_ends_without_being_closed() -> None:
+    owner = await _running()
+    with anyio.fail_after(25):
+        await anyio.to_thread.run_sync(owner.tasks.abandon)
+        while owner.running:
+            await checkpoint()
+    assert owner.closed == []
 
 
 async def _in_event_loop(tasks: BackgroundTasks) -> bool:
@@ -233,15 +244,24 @@ def test_a_forked_process_is_not_in_the_event_loop_of_the_tasks() -> None:
 
 
 async def test_no_task_can_be_started_while_the_tasks_end() -> None:
-    for turns in range(12):
-        tasks = BackgroundTasks("producer")
-        await tasks.start()
-        async with anyio.create_task_group() as group:
-            group.start_soon(tasks.aclose)
-            for _ in range(turns):
-                await checkpoint()
-            with suppress(InvalidState):
-                tasks.start_soon(anyio.sleep_forever)
+    owner, ending, end = await _running(), anyio.Event(), anyio.Event()
+
+    async def end_slowly() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ending.set()
+            with anyio.CancelScope(shield=True):
+                await end.wait()
+
+    owner.tasks.start_soon(end_slowly)
+    await anyio.wait_all_tasks_blocked()
+    async with anyio.create_task_group() as group:
+        group.start_soon(owner.tasks.aclose)
+        await ending.wait()
+        with pytest.raises(InvalidState, match="the owner is closed"):
+            owner.tasks.start_soon(owner.run)
+        end.set()
 
 
 async def test_the_first_error_of_the_tasks_is_raised() -> None:

@@ -56,7 +56,8 @@ def _not_hidden(error: BaseException) -> BaseException:
 async def _end(opened: OpenTransaction) -> End:
     """Return whether a transaction is still open, also to a handler that is cancelled: its record may be committed."""
     with CancelScope(shield=True):
-        return await opened.end()
+        end = await opened.end()
+    return end
 
 
 def _check_not_requeued(message: Message) -> None:

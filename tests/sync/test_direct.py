@@ -275,6 +275,7 @@ def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(
         with pytest.raises(BatchFailed) as failed:
             for _ in range(20):  # the partitions take turns, among them those without a connection of threads
                 producer.publish_many(topic, [b"x", b"y"])
+        assert producer.statistics().unknown == 2
     assert [type(outcome) for outcome in failed.value.outcomes] == [DeliveryUnknown, DeliveryUnknown]
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.sender import Sender
 
 _clock = time.monotonic
-_UNSENT = "not sent, because an earlier batch of the partition failed"
 
 
 def raise_for_all(error: NsqError, count: int) -> NoReturn:
@@ -85,7 +84,6 @@ class BatchPublisher:
             outcomes = list(error.outcomes)
             left = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NsqError)]
             if not all(_is_outdated(outcomes[index], call) for index in left):
-                self._count_unsent(outcomes)
                 raise
         if len(left) < len(outcomes):
             call = evolve(call, messages=[call.messages[index] for index in left])
@@ -93,40 +91,28 @@ class BatchPublisher:
             results: Sequence[Outcome] = await self._publish_call(call, None, place, started)
         except NsqError as error:
             if len(left) == len(outcomes):
-                self._count_unsent(error.outcomes if isinstance(error, BatchFailed) else ())
                 raise
             results = error.outcomes if isinstance(error, BatchFailed) else [error] * len(left)
         for index, result in zip(left, results, strict=True):
             outcomes[index] = result
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
         if len(receipts) < len(outcomes):
-            self._count_unsent(outcomes)
             raise BatchFailed(outcomes)
         return receipts
-
-    def _count_unsent(self, outcomes: Sequence[Outcome]) -> None:
-        """Count messages that failed without an attempt: the sender counts the others."""
-        for outcome in outcomes:
-            if isinstance(outcome, PublishFailed) and outcome.message == _UNSENT:
-                self._sender.counters.count(outcome, 1)
 
     async def _publish_call(
         self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float
     ) -> list[Receipt]:
+        if planner is None:
+            planner = await self._plan(call, started)
         count = len(call.given)
-        try:
-            if planner is None:
-                planner = await self._plan(call, started)
-            if not count:
-                return []
-            if planner.marked is not None:
-                await self._check_marked(planner.route, *planner.marked)
-            if place is not None:
-                await place.enter(started + self._sender.options.timeout - _clock())
-        except NsqError as error:
-            self._sender.counters.count(error, count)
-            raise
-        if place is None and len(planner.rows) == 1 and len(planner.rows[0]) == 1:
+        if not count:
+            return []
+        if planner.marked is not None:
+            await self._check_marked(planner.route, *planner.marked)
+        if place is not None:
+            await place.enter(started + self._sender.options.timeout - _clock())
+        elif len(planner.rows) == 1 and len(planner.rows[0]) == 1:
             return await self._publish_one(planner.rows[0][0], started)
         return await self._publish_rows(planner.rows, count, started)
 
@@ -204,7 +190,7 @@ class BatchPublisher:
         for number, batch in enumerate(row):
             results: Sequence[Outcome]
             if failed is not None:
-                unsent = PublishFailed(_UNSENT, topic=batch.topic)
+                unsent = PublishFailed("not sent, because an earlier batch of the partition failed", topic=batch.topic)
                 unsent.__cause__ = failed
                 results = [unsent] * batch.count
             else:

@@ -301,8 +301,10 @@ class Batcher:
         for (request, _, turn), outcome in zip(batch, outcomes, strict=True):
             self._leave(turn)
             request.settle(outcome)
-            if request.on_outcome is None and isinstance(outcome, NsqError):
-                self._failed.append((request.message, outcome))
+            if isinstance(outcome, NsqError):
+                self._publisher.counters.count(outcome)
+                if request.on_outcome is None:
+                    self._failed.append((request.message, outcome))
         self._done += len(batch)
         self._progress.wake()
 

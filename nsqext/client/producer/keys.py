@@ -192,11 +192,7 @@ class KeyGroups:
                     await self._sleep(place)
                 finally:
                     self._deadlines.pop(place, None)
-                try:
-                    place.check_entered(self._sender.options.timeout)
-                except PublishFailed as error:
-                    self._sender.counters.count(error, 1)
-                    raise
+                place.check_entered(self._sender.options.timeout)
             if place.held:
                 group = self._group(request, key)
                 if group is None:

@@ -333,16 +333,20 @@ class Producer(ProcessBound):
             refuse_unknown(Producer.publish, unknown)
         publisher = self._publisher
         rare = delay is not None or via is not None or identity is not None or header is not None
-        if not rare and (publisher.around is None or not (publisher.enabled is None or publisher.enabled())):
-            return await self._publish_message(topic, body, headers, tag, trace_id, key, partition)
-        plain = type(body) is bytes and not rare and (headers, tag, trace_id, key) == (None, None, None, None)
-        given = [body if plain else OutgoingMessage(body, headers, tag, trace_id, key, header=header)]
-        publishing = Publishing(
-            topic=topic, messages=given, batch=False, partition=partition, at_once=self._publish_message
-        )
-        if rare:
-            publishing.delay, publishing.via, publishing.identity = delay, via, identity
-        return (await publisher.publish(publishing))[0]
+        try:
+            if not rare and (publisher.around is None or not (publisher.enabled is None or publisher.enabled())):
+                return await self._publish_message(topic, body, headers, tag, trace_id, key, partition)
+            plain = type(body) is bytes and not rare and (headers, tag, trace_id, key) == (None, None, None, None)
+            given = [body if plain else OutgoingMessage(body, headers, tag, trace_id, key, header=header)]
+            publishing = Publishing(
+                topic=topic, messages=given, batch=False, partition=partition, at_once=self._publish_message
+            )
+            if rare:
+                publishing.delay, publishing.via, publishing.identity = delay, via, identity
+            return (await publisher.publish(publishing))[0]
+        except NsqError as error:
+            self._counters.count(error)
+            raise
 
     async def _publish_message(
         self,
@@ -390,7 +394,6 @@ class Producer(ProcessBound):
                 try:
                     receipt = read_receipt(target, response, trace_id)
                 except ProtocolError as error:
-                    counters.unknown += 1
                     raise out_of_step(target, connection, error) from error
             counters.stored += 1
             counters.bytes_sent += len(command)
@@ -450,7 +453,12 @@ class Producer(ProcessBound):
         """
         from nsqext.client.producer.delay import cancellation
 
-        return await self._publisher.message(self._options.delay_topic, OutgoingMessage(cancellation(identity)))
+        message = OutgoingMessage(cancellation(identity))
+        try:
+            return await self._publisher.message(self._options.delay_topic, message)
+        except NsqError as error:
+            self._counters.count(error)
+            raise
 
     async def publish_many(
         self,
@@ -500,7 +508,11 @@ class Producer(ProcessBound):
         )
         if headers:
             publishing.header_columns = headers
-        return list(await self._publisher.publish(publishing))
+        try:
+            return list(await self._publisher.publish(publishing))
+        except NsqError as error:
+            self._counters.count(error, len(listed))
+            raise
 
     def batcher(
         self,

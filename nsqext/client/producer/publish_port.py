@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsqext.client.producer.request import MessageRequest
 from nsqext.client.producer.sender import Counters, unreadable
-from nsqext.errors import ProtocolError
+from nsqext.errors import NsqError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.publishing import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
-    from nsqext.errors import NsqError
     from nsqext.protocol.client.client_protocol import Reply
     from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
@@ -114,7 +113,11 @@ class PublishPort:
 
     async def again(self, publish: ReadyPublish, failure: NsqError) -> list[Receipt]:
         """Publish after a failed attempt, with retries; raises as `nsqext.Producer.publish`."""
-        return await self._sender.publish_again(*publish, failure)
+        try:
+            return await self._sender.publish_again(*publish, failure)
+        except NsqError as error:
+            self._sender.counters.count(error, publish.request.count)
+            raise
 
     def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
         """Run a coroutine function until the producer closes."""

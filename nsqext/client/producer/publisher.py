@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.client.producer.request import MessageRequest, check_choice, key_bytes
-from nsqext.errors import InvalidState, NsqError
+from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batch_publisher import BatchPublisher
     from nsqext.client.producer.keys import KeyGroups, Place
     from nsqext.client.producer.publishing import Publishing, TopicKey
-    from nsqext.client.producer.sender import Sender
+    from nsqext.client.producer.sender import Counters, Sender
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.types import Receipt, TopicMeta
 
@@ -32,6 +32,8 @@ class Publisher:
         #: whether the middleware has anything to do at the moment; None for always
         self.enabled: Callable[[], bool] | None = None
         self.open: bool = False
+        #: of stored messages; each public call counts the errors that it raises
+        self.counters: Counters = sender.counters
         self._sender = sender
         self._routes = sender.routes
         self._options = sender.options
@@ -107,10 +109,6 @@ class Publisher:
                 call(meta)
             await place.enter(self._options.timeout)
             publishing.entered = {*publishing.entered, *keys}
-        except NsqError as error:
-            place.leave()
-            self._sender.counters.count(error, len(publishing.given))
-            raise
         except BaseException:
             place.leave()
             raise
@@ -131,12 +129,7 @@ class Publisher:
         body = relayed(self._options, publishing)
         if body is None:
             return await self._send_message(publishing)
-        try:
-            meta = await self.meta(publishing.topic)
-        except NsqError as error:
-            self._sender.counters.count(error, 1)
-            raise
-        check_for_topic(self._options, meta, publishing)
+        check_for_topic(self._options, await self.meta(publishing.topic), publishing)
         return await self.message(self._options.delay_topic, OutgoingMessage(body))
 
     def _send_message(self, publishing: Publishing) -> Awaitable[Receipt]:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 from nsqext.client.events import tracing
 from nsqext.client.producer.attempt_errors import AttemptErrors, delivery_unknown
 from nsqext.errors import (
+    BatchFailed,
     ConnectionFailed,
     DeliveryUnknown,
     ExtendNotSupported,
@@ -55,9 +56,13 @@ class Counters:
         self.retries: int = 0
         self.bytes_sent: int = 0
 
-    def count(self, error: NsqError, messages: int) -> None:
-        """Count messages whose publish raised an error."""
-        if isinstance(error, DeliveryUnknown):
+    def count(self, error: NsqError, messages: int = 1) -> None:
+        """Count messages whose publish raised an error, by their outcomes where it has them."""
+        if isinstance(error, BatchFailed):
+            for outcome in error.outcomes:
+                if isinstance(outcome, NsqError):
+                    self.count(outcome)
+        elif isinstance(error, DeliveryUnknown):
             self.unknown += messages
         elif not isinstance(error, (InvalidInput, InvalidState)):
             self.failed += messages
@@ -79,7 +84,6 @@ class Sender:
     async def publish(self, request: PublishRequest) -> list[Receipt]:
         """Publish; return a receipt for each message."""
         if self.closed:
-            self.counters.failed += request.count
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
         route = self.routes.current(request.topic)
         if route is None:
@@ -210,15 +214,12 @@ class PublishAttempt:
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
         """Publish; continue after the fast path's failed attempt, if given."""
-        sender, request = self._sender, self._request
         self._route = route
         try:
-            receipts = await self._run_settled(target, failure)
+            return await self._run_settled(target, failure)
         except NsqError as error:
-            error.at(topic=request.topic)
-            sender.counters.count(error, request.count)
+            error.at(topic=self._request.topic)
             raise
-        return receipts
 
     async def _run_settled(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
         """Publish; settle an unknown outcome, and publish again what was not stored."""

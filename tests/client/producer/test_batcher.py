@@ -16,6 +16,7 @@ from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receip
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.keys import KeyLock
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.sender import Counters
 from nsqext.errors import (
     DeliveryUnknown,
     InvalidBody,
@@ -38,6 +39,7 @@ class _Publisher:
 
     def __init__(self, lock: KeyLock | None = None) -> None:
         self.keys = SimpleNamespace(lock=KeyLock() if lock is None else lock)
+        self.counters = Counters()
         self.batches: list[list[bytes]] = []
         self.failing: NsqError | None = None
         self.gate = anyio.Event()

@@ -155,7 +155,7 @@ async def test_a_publish_without_others_behind_it_is_no_batch() -> None:
     assert await groups.publish(*_messages(b"a", b"b", b"c")) == ["MPUB"]
     receipts = cast("dict[bytes, Receipt]", groups.outcomes)
     assert {receipt.partition for receipt in receipts.values()} == {1}
-    assert groups.bench.counts == (4, 0, 0, 0)
+    assert groups.bench.counts == (4, 0)
 
 
 async def test_publishes_with_trace_ids_become_a_batch_and_know_their_places() -> None:
@@ -270,9 +270,9 @@ async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
 @pytest.mark.parametrize(
     ("failure", "verbs", "kinds", "counts"),
     [
-        (PubRefused("E_PUB_FAILED"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 0, 0, 2)),
-        (ConnectionLost("lost"), ["MPUB"], [DeliveryUnknown] * 2, (0, 0, 2, 0)),
-        (BadMessage("E_BAD_MESSAGE"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 0, 0, 0)),
+        (PubRefused("E_PUB_FAILED"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 2)),
+        (ConnectionLost("lost"), ["MPUB"], [DeliveryUnknown] * 2, (0, 0)),
+        (BadMessage("E_BAD_MESSAGE"), ["MPUB", "PUB", "PUB"], [Receipt] * 2, (2, 0)),
     ],
 )
 async def test_a_failure_of_a_batch_counts_as_an_attempt_of_each_unless_it_is_about_the_batch(
@@ -300,7 +300,7 @@ async def test_a_batch_of_unknown_outcome_is_settled_as_one(stored: bool) -> Non
     await groups.connect()
     assert await groups.publish(*_messages(b"a", b"b")) == ["MPUB"] * (1 if stored else 2)
     assert (groups.kinds(), settling.answers) == ([Receipt] * 2, [])
-    assert groups.bench.counts[:3] == (2, 0, 0)
+    assert groups.bench.counts[0] == 2
 
 
 async def test_a_refusal_of_a_batch_that_could_be_settled_is_certain() -> None:
@@ -374,7 +374,6 @@ async def test_each_wait_for_a_key_has_a_time_limit() -> None:
             await anyio.wait_all_tasks_blocked()
         await groups.first_ends()
     assert (groups.kinds(), groups.commands) == ([PublishFailed] * 2, [])
-    assert groups.bench.counts == (0, 2, 0, 0)
 
 
 async def test_a_publish_that_has_its_key_leaves_no_time_limit() -> None:

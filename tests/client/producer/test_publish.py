@@ -23,7 +23,6 @@ from nsqext.errors import (
     InvalidInput,
     InvalidName,
     InvalidPartition,
-    LookupFailed,
 )
 from nsqext.errors.server import LeaderLost
 from nsqext.middleware import Middleware, Publishing, SendNext
@@ -467,23 +466,3 @@ async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key
             await publish(key=key)
         assert producer.statistics().stored == 3
     assert (seen, verbs(node)) == ([1] * 3, ["MPUB" if many else "PUB"] * 3)
-
-
-@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"via": "relay", "delay": 5.0}])
-async def test_a_publish_that_waits_in_vain_for_lookup_counts_as_failed(options: dict[str, Any]) -> None:
-    class Preparing(Middleware):
-        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
-            publishing.on_topic.append(lambda meta: None)
-            return await send_next(publishing)
-
-    counts = []
-    for middleware in ((), (Preparing(),)):
-        async with Producer("127.0.0.1:1", timeout=0.05, lookup_timeout=0.05, middleware=middleware) as producer:
-            with pytest.raises((LookupFailed, PublishFailed)):
-                await producer.publish("t", b"x", **options)
-            counts.append(producer.statistics().failed)
-            if not options:
-                with pytest.raises((LookupFailed, PublishFailed)):
-                    await producer.publish_many("t", [b"x", b"y"])
-                counts.append(producer.statistics().failed)
-    assert counts == ([1, 3, 1, 3] if not options else [1, 1])

@@ -56,7 +56,7 @@ async def test_what_is_stored_is_counted() -> None:
     sender = bench.sender
     (receipt,) = await sender.publish(bench.request(started=1000.0))
     assert (receipt.topic, len(await bench.publish(batch_of(3)))) == ("t", 3)
-    assert bench.counts == (4, 0, 0, 0)
+    assert bench.counts == (4, 0)
     commands = bench.connections.commands
     assert sender.counters.bytes_sent == sum(len(command) for _, command, _ in commands)
     assert commands[0][2] == 1030.0
@@ -81,7 +81,7 @@ async def test_a_closed_producer_sends_nothing() -> None:
     bench.sender.close()
     with pytest.raises(PublishFailed, match="not sent: the producer was closed"):
         await bench.publish(batch_of(3))
-    assert (bench.counts, bench.connections.commands) == ((0, 3, 0, 0), [])
+    assert (bench.counts, bench.connections.commands) == ((0, 0), [])
 
 
 async def test_a_publish_that_waits_ends_when_the_producer_closes() -> None:
@@ -103,23 +103,22 @@ async def test_a_publish_that_waits_ends_when_the_producer_closes() -> None:
     # the single message was refused after it may have been written
     assert isinstance(error, DeliveryUnknown)
     assert "before the producer was closed" in error.message
-    assert (bench.counts, bench.sender.attempts) == ((0, 0, 1, 1), set())
+    assert (bench.counts, bench.sender.attempts) == ((0, 1), set())
 
 
 @pytest.mark.parametrize(
-    ("error", "counts"),
+    ("error", "raised"),
     [
-        (BadMessage("E_BAD_MESSAGE"), (0, 3, 0, 0)),
-        (InvalidInput("no"), (0, 0, 0, 0)),
-        (ConnectionLost("lost"), (0, 0, 3, 0)),
+        (BadMessage("E_BAD_MESSAGE"), "BadMessage"),
+        (InvalidInput("no"), "InvalidInput"),
+        (ConnectionLost("lost"), "DeliveryUnknown"),
     ],
 )
-async def test_what_was_not_stored_is_counted_by_its_error(error: NsqError, counts: tuple[int, ...]) -> None:
+async def test_the_error_of_a_publish_names_its_topic(error: NsqError, raised: str) -> None:
     bench = Bench(error, on_unknown="raise")
     with pytest.raises(NsqError) as caught:
         await bench.publish(batch_of(3))
-    assert bench.counts == counts
-    assert caught.value.topic == "t"
+    assert (type(caught.value).__name__, caught.value.topic) == (raised, "t")
     assert not bench.sender.attempts
 
 
@@ -141,7 +140,7 @@ async def test_a_reply_to_another_command_ends_the_connection() -> None:
         await bench.publish(partition=1)
     (error,) = bench.connections.failed
     assert (error.topic, error.partition, error.node) == ("t", 1, "n1:1")
-    assert (caught.value.partition, bench.counts) == (1, (0, 0, 1, 0))
+    assert caught.value.partition == 1
 
 
 @pytest.mark.parametrize(("traced", "logged"), [(True, ["nsqext.trace"]), (False, [])])
@@ -169,7 +168,7 @@ async def test_a_message_for_any_partition_moves_at_once_and_asks_lookup_meanwhi
     nodes = [node for node, _, _ in bench.connections.commands]
     assert len(set(nodes)) == 3
     assert receipt.node == nodes[-1]
-    assert bench.counts == (1, 0, 0, 2)
+    assert bench.counts == (1, 2)
     moved = int(nodes[1][1])
     assert ("soon", True, moved) in bench.routes.asked
     assert not [one for one in bench.routes.asked if one[0] == "refresh"]
@@ -179,7 +178,7 @@ async def test_a_message_that_has_tried_all_partitions_waits_for_lookup() -> Non
     bench = Bench(*[NotLeader("E_FAILED_ON_NOT_LEADER")] * 5, b"OK", partitions=2)
     await bench.publish(batch_of(1))
     assert [one[0] for one in bench.routes.asked] == ["soon", "refresh", "refresh", "refresh", "refresh"]
-    assert bench.counts == (1, 0, 0, 5)
+    assert bench.counts == (1, 5)
 
 
 async def test_a_message_that_may_move_waits_after_some_failures() -> None:
@@ -206,7 +205,7 @@ async def test_a_chosen_partition_waits_for_lookup(error: NsqError, partition: i
     asked = [one for one in bench.routes.asked if one[0] == "refresh"]
     assert asked == ([("refresh", True, partition)] if error.refresh_lookup else [])
     assert [node for node, _, _ in bench.connections.commands] == [f"n{number}:1"] * 2
-    assert bench.counts == (1, 0, 0, 1)
+    assert bench.counts == (1, 1)
 
 
 async def test_a_node_without_partitions_is_no_partition_whose_leader_moved() -> None:
@@ -300,11 +299,11 @@ async def test_a_topic_that_lookup_does_not_answer_for_is_awaited_while_that_mak
     bench.routes.known = False
     bench.routes.answers = [LookupUnreachable("x"), LookupUnreachable("x"), None]
     assert len(await bench.publish()) == 1
-    assert bench.counts == (1, 0, 0, 2)
+    assert bench.counts == (1, 2)
     bench.routes.answers, bench.routes.waits = [LookupUnreachable("x")], False
     with pytest.raises(LookupUnreachable):
         await bench.publish()
-    assert bench.counts == (1, 1, 0, 2)
+    assert bench.counts == (1, 2)
 
 
 @repeated_if_paused(0.02)
@@ -313,7 +312,7 @@ async def test_a_publish_fails_when_its_time_is_over() -> None:
     with pytest.raises(PublishFailed, match=r"not stored within 0\.05 s; last error: ") as caught:
         await bench.publish(batch_of(2))
     assert len(caught.value.attempts) > 1
-    assert bench.counts[:3] == (0, 2, 0)
+    assert bench.counts[0] == 0
 
 
 async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +341,7 @@ async def test_an_attempt_that_failed_before_counts_with_the_others() -> None:
     assert receipt.partition == 1, "another one than the one that refused"
     assert (failure.topic, failure.partition, failure.node) == ("t", 0, "n0:1")
     assert target.rest_until > 0
-    assert bench.counts == (1, 0, 0, 1)
+    assert bench.counts == (1, 1)
 
 
 async def test_a_publish_that_fails_while_the_producer_closes_is_not_attempted_again() -> None:

@@ -6,7 +6,7 @@ pytest loads it automatically. The fixtures are synchronous, for blocking tests 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         cluster = item.config.stash.get(_CLUSTER, None)
         if cluster is not None and "nsq_cluster" in getattr(item, "fixturenames", ()):
             left = _end_faults(cluster)
+    _check_left(left)
+    return ended
+
+
+def _check_left(left: Mapping[str, Sequence[str]]) -> None:
+    """Fail the test that has left faults."""
     if left:
         texts = "; ".join(f"{name}: {', '.join(faults)}" for name, faults in left.items())
         pytest.fail(
@@ -53,7 +59,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
             "Use a separate cluster: with Cluster() as cluster",
             pytrace=False,
         )
-    return ended
 
 
 def _end_faults(cluster: Cluster) -> dict[str, list[str]]:
@@ -95,6 +100,7 @@ def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
         pytestconfig.stash[_CLUSTER] = cluster
         yield cluster
         del pytestconfig.stash[_CLUSTER]
+        _check_left(_end_faults(cluster))  # of the last test, at whose teardown the cluster ends
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     `nsqext.broker.Cluster.create_topic`; for each argument the mark closest to the test applies. Without ``channels``,
     the redesigned NSQ gets the channel ``default``: it refuses publishes to a topic without channels.
     """
-    from nsqext.errors import TopicNotFound
+    from nsqext.errors import InvalidState, TopicNotFound
     from nsqext.protocol.names import DEFAULT_CHANNEL
 
     options: dict[str, object] = {}
@@ -125,5 +131,5 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     yield name
     try:
         nsq_cluster.delete_topic(name)
-    except TopicNotFound:
+    except (TopicNotFound, InvalidState):  # the test has deleted it, or stopped the cluster, which is its error
         return

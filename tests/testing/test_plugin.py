@@ -180,7 +180,7 @@ def test_c_publishes(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
         producer.publish(nsq_topic, b"hi")
 
-def test_d_stops_it(nsq_cluster):
+def test_d_stops_it(nsq_cluster, nsq_topic):
     nsq_cluster.stop()
 
 def test_e_publishes(nsq_cluster, nsq_topic):
@@ -194,6 +194,17 @@ def test_e_publishes(nsq_cluster, nsq_topic):
     assert "nsq_cluster, which other tests share: n1: down; n2: frozen; l1: down; clock: stopped\n" in output
     assert "share: cluster: stopped\n" in output
     assert "Use a separate cluster: with Cluster() as cluster" in output
+
+
+@pytest.mark.parametrize(
+    ("statement", "left"), [("kill('n1')", "n1: down"), ("stop()", "cluster: stopped")], ids=["a fault", "a stop"]
+)
+def test_what_the_last_test_of_a_run_leaves_is_its_error(run: Callable[..., str], statement: str, left: str) -> None:
+    """The cluster ends at its teardown; a test that failed among others passed alone."""
+    output = run(f"def test_it(nsq_topic, nsq_cluster): nsq_cluster.{statement}", ini="nsqext_nodes = 2\n")
+    assert outcome(output) == {"passed": 1, "error": 1}, output
+    assert f"nsq_cluster, which other tests share: {left}\n" in output
+    assert "Traceback" not in output
 
 
 def test_mistakes_are_named(run: Callable[..., str]) -> None:

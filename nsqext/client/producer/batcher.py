@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import Outcome
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.types import Receipt
+
+logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 
 @frozen
@@ -63,7 +66,8 @@ class Batcher:
     the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored.
 
     Raises:
-        BatchFailed: from `add`, `flush` and the exit, if messages of `add` failed; see `take_failed`.
+        BatchFailed: from `add`, `flush` and the exit, if messages of `add` failed; see `take_failed`. An exit by
+            another exception or a cancellation logs their number.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Batcher:
         self._done = 0
         self._open = False
         self._begun = False
+        self._left = False  # by an exception: nothing raises the errors of failed messages any more
+        self._logged = 0  # of the failed messages
         self._work = Waiters()
         self._progress = Waiters()
 
@@ -110,7 +116,14 @@ class Batcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.end()
+        self._left = error is not None
+        try:
+            await self.end()
+        except BaseException:
+            self._left = True
+            raise
+        finally:
+            self._log_failed()
         if error is None:
             self._raise_failed()
 
@@ -160,8 +173,17 @@ class Batcher:
     def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
         """Return the failed messages with their errors, oldest first, and forget them."""
         failed, self._failed = self._failed, []
+        self._logged = 0
         self._progress.wake()
         return failed
+
+    def _log_failed(self) -> None:
+        """Log failed messages that no exception reports."""
+        unseen = self._failed[self._logged :] if self._left else []
+        if unseen:
+            self._logged = len(self._failed)
+            text = "%d messages of a batcher that was left by an exception were not stored: %s"
+            logger.error(text, len(unseen), unseen[0][1], extra={"topic": self._topic})
 
     def _raise_failed(self) -> None:
         if self._failed:
@@ -306,6 +328,7 @@ class Batcher:
                 if request.on_outcome is None:
                     self._failed.append((request.message, outcome))
         self._done += len(batch)
+        self._log_failed()
         self._progress.wake()
 
     def _give_up(self) -> None:

@@ -442,3 +442,46 @@ async def test_a_refusal_that_names_no_message_is_one_of_all() -> None:
         with pytest.raises(BatchFailed):
             await batcher.flush()
         assert batcher.take_failed() == [(b"1", refused), (b"2", refused)]
+
+
+async def test_failures_that_the_error_of_the_block_hides_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("down")
+    with pytest.raises(KeyError):
+        async with _batcher(publisher, BatcherLimits()) as batcher:
+            await batcher.add(b"early")
+            with pytest.raises(BatchFailed):
+                await batcher.flush()
+            assert caplog.messages == []
+            await batcher.add(b"late")
+            await batcher.add(b"later")
+            raise KeyError
+    assert caplog.messages == ["3 messages of a batcher that was left by an exception were not stored: down"]
+    assert len(batcher.take_failed()) == 3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_failures_behind_a_cancelled_exit_are_logged(caplog: pytest.LogCaptureFixture, inside: bool) -> None:
+    publisher, scope = _Publisher(), anyio.CancelScope()
+    publisher.failing, publisher.gate = PublishFailed("down"), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        with scope:
+            async with _made(publisher, tasks, BatcherLimits()) as batcher:
+                await batcher.add(b"x")
+                tasks.start_soon(until, lambda: publisher.batches)
+                scope.deadline = anyio.current_time() + 0.02
+                if inside:
+                    await anyio.sleep_forever()
+        assert (scope.cancelled_caught, caplog.messages) == (True, [])
+        publisher.gate.set()
+        await until(lambda: not batcher.pending)
+    assert caplog.messages == ["1 messages of a batcher that was left by an exception were not stored: down"]
+
+
+async def test_failures_that_the_exit_raises_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("down")
+    with pytest.raises(BatchFailed):
+        async with _batcher(publisher, BatcherLimits()) as batcher:
+            await batcher.add(b"x")
+    assert caplog.messages == []

@@ -204,6 +204,7 @@ class AppTest:
         self._entered = False
         self._app_ended = False
         self._loop: object = None
+        self._failure: BaseException | None = None  # of a lifespan
 
     @property
     def lookupd(self) -> str | Sequence[str]:
@@ -223,6 +224,7 @@ class AppTest:
     async def __aenter__(self) -> Self:
         self._app.use_test(self)
         self.recorder.published = []
+        self._failure = None
         self._loop = current_token().native_token
         try:
             self._entered, self._app_ended = True, False
@@ -231,6 +233,7 @@ class AppTest:
             else:
                 self._app.check_publishers()
                 for lifespan in self._app.lifespans:
+                    self._stack.push(self._note)  # lifespans around it may hide its error
                     await self._stack.enter_async_context(lifespan(self._app))
                 await self._app.start_middleware()
         except BaseException:
@@ -262,6 +265,13 @@ class AppTest:
             await self._app.aclose()
         finally:
             self._app.use_test(None)
+        failure, self._failure = self._failure, None
+        if failure is not None and error is None:
+            raise failure
+
+    def _note(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception):
+            self._failure = error
 
     async def deliver(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -493,3 +493,29 @@ async def test_the_stored_messages_of_a_batch_that_failed_are_recorded() -> None
             stored = [b"%d" % at for at, one in enumerate(caught.value.outcomes) if isinstance(one, Receipt)]
             assert 0 < len(stored) < 20
             assert [one.body for one in test.published[20:]] == stored
+
+
+async def test_the_error_of_a_lifespan_fails_a_test_although_another_one_hides_it() -> None:
+    """As it ends the app."""
+    app = App(NOWHERE)
+
+    @app.lifespan
+    async def hides(app: App) -> AsyncIterator[None]:
+        with suppress(ValueError):
+            yield
+
+    @app.lifespan
+    async def fails(app: App) -> AsyncIterator[None]:
+        yield
+        if broken:
+            raise ValueError("of the lifespan")
+
+    test = app.test()
+    for broken in (True, False):
+        with pytest.raises(ValueError, match="of the lifespan") if broken else nullcontext():
+            async with test:
+                pass
+    broken = True
+    with pytest.raises(KeyError):
+        async with test:
+            raise KeyError

@@ -172,8 +172,8 @@ class Batcher:
 
     def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
         """Return the failed messages with their errors, oldest first, and forget them."""
-        failed, self._failed = self._failed, []
         self._logged = 0
+        failed, self._failed = self._failed, []
         self._progress.wake()
         return failed
 

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Consumer, Message, Producer
+from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
@@ -445,6 +445,32 @@ async def deletes_a_topic_while_disks_fail(world: World) -> None:
     cluster.disk.failing.update(cluster.nodes)
     cluster.runtime.delete_topic("orders")
     del cluster.topics["orders"]
+
+
+def test_messages_that_wait_on_disk_survive_a_loss_of_power() -> None:
+    again: list[bytes] = []
+
+    async def scenario(world: World) -> None:
+        await world.cluster.create_topic("orders", channels=["billing"])
+        consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd, backoff="off")
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            if world.now < 10:
+                raise Requeue(1200.0, backoff=False)
+            again.append(message.body)
+
+        async with consumer, Producer(lookupd=world.cluster.lookupd) as producer:
+            for number in range(3):
+                await producer.publish("orders", b"%d" % number)
+            await anyio.sleep(10)
+            for name in world.cluster.nodes:
+                await world.cluster.cut_power(name)
+                await world.cluster.restart(name)
+            await anyio.sleep(1300)
+
+    simulate(scenario, seeds=[1], disk=True, time_limit=2000.0)
+    assert sorted(again) == [b"0", b"1", b"2"]
 
 
 def test_a_topic_can_be_deleted_while_disks_fail() -> None:

@@ -90,10 +90,15 @@ class DelayedQueue:
 
 
 class DelayedJournal:
-    """The file with all changes of a partition's delayed queues."""
+    """The file with all changes of a partition's delayed queues.
 
-    def __init__(self, path: Path) -> None:
+    With ``durable``, `sync` and `rewrite` wait for the medium.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
         self.path: Path = path
+        self._durable = durable
+        self._unsynced = False
         #: copy of a damaged file that `load` found, or empty
         self.damaged_file: str = ""
         self.torn_bytes: int = 0  #: of an unfinished last line that `load` found
@@ -131,7 +136,8 @@ class DelayedJournal:
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
         """Compact the file; after an `OSError` it is unchanged."""
         data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
-        write_atomically(self.path, data, sync=False)
+        write_atomically(self.path, data, sync=self._durable)
+        self._unsynced = False
         self._release()
         self._size = self._compact_size = len(data)
 
@@ -151,6 +157,7 @@ class DelayedJournal:
             if self._out is None:
                 self._out = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 self._size = os.fstat(self._out).st_size
+            self._unsynced = True
             while written < len(line):
                 written += os.write(self._out, line[written:])
         except OSError as error:
@@ -158,6 +165,12 @@ class DelayedJournal:
                 self._cut_back(self._out)
             raise Refusal(f"{self.path} cannot be written: {error.strerror}") from error
         self._size += written
+
+    def sync(self) -> None:
+        """Wait for the medium, if required: the queue counts delayed messages as finished. Raises OSError."""
+        if self._durable and self._unsynced and self._out is not None:
+            os.fsync(self._out)
+            self._unsynced = False
 
     def _cut_back(self, out: int) -> None:
         """Remove a partly written line; on failure, close the journal: nothing may follow it."""

@@ -186,7 +186,9 @@ class PartitionStore:
         self.dirty: bool = False  #: changed since the last write
         self._path = folder / (name + _STATE)
         self._options = options
-        self.journal: DelayedJournal = DelayedJournal(folder / f"{name}.delayed.jsonl")
+        self.journal: DelayedJournal = DelayedJournal(
+            folder / f"{name}.delayed.jsonl", durable=options.fsync != "never"
+        )
         self._next = 0.0
         self._missing: list[str] = []
 
@@ -272,6 +274,7 @@ class PartitionStore:
         """Write the state twice; a failure is logged and retried with the next interval."""
         state.files = self.store.begins
         try:
+            self.journal.sync()
             for path in (self._path, _copy_of(self._path)):
                 write_atomically(path, state.encode(), sync=self._options.fsync != "never")
         except OSError as error:

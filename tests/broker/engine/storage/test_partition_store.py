@@ -247,6 +247,45 @@ def test_the_state_is_synced_if_messages_are(tmp_path: Path, monkeypatch: pytest
     store.close()
 
 
+@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
+def test_delayed_messages_are_synced_before_the_state_that_counts_them_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str
+) -> None:
+    """A loss of power in between lost them."""
+    stored(tmp_path, 2)
+    store = PartitionStore(tmp_path, "orders", 0, DiskOptions(fsync=fsync))
+    state = store.load()
+    assert state is not None
+    store.open_log(state, 1 << 20, 1 << 20)
+    synced: list[str] = []
+    fails = False
+
+    def sync(descriptor: int) -> None:
+        if fails:
+            refuse()
+        name = Path(f"/dev/fd/{descriptor}").resolve().name
+        synced.append(name.removesuffix(".new").removesuffix(".copy"))
+
+    monkeypatch.setattr("nsqext.broker.engine.storage.files.os.fsync", sync)
+    delayed = store.load_delayed(state)["ch"][2]
+    assert synced == ([] if fsync == "never" else [JOURNAL, "orders"])
+    store.journal.put("ch", delayed)
+    fails = True
+    store.save(state)
+    assert store.dirty == (fsync != "never"), "the state waits for the journal"
+    fails = False
+    for _ in range(2):
+        synced.clear()
+        store.save(state)
+        assert synced == ([] if fsync == "never" else [JOURNAL, *[STATE, "orders"] * 2])
+        store.journal.put("ch", delayed)
+    store.save(state)
+    synced.clear()
+    store.save(state)
+    assert JOURNAL not in synced, "nothing was written"
+    store.close()
+
+
 def test_a_closed_partition_takes_no_delayed_messages(tmp_path: Path) -> None:
     before = len([*Path("/dev/fd").iterdir()])
     stored(tmp_path, 2)

@@ -101,7 +101,7 @@ def outgoing_message(record: object) -> OutgoingMessage:
         raise InvalidInput("trace_id must be a number")
     header, key = _decoded(record, "header_base64"), _text(record, "key")
     if header is not None:
-        return OutgoingMessage(content, None, None, None if header else trace_id, key, header=header)
+        return OutgoingMessage(content, None, None, None if header else trace_id, key or None, header=header)
     texts = {name: _as_text(value) for name, value in headers.items()} if headers else None
     return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, key)
 

@@ -104,14 +104,20 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
         record["timestamp"] = row["timestamp"] * 1000  # nanoseconds
     if row.get("message_id") is not None:
         record["id"] = row["message_id"].hex()
-    record["key"] = _text(record["key"])
+    record["key"] = _text(record["key"]) or None
     record["headers"] = _headers(row.get("headers") or ())
     if row.get("trace_id") is not None:
         record["trace_id"] = row["trace_id"] & (1 << 64) - 1  # the column is signed
     value = row["value"]
-    if row.get("header"):
-        record["header_base64"] = encoded(row["header"])
+    header = row.get("header")
+    if header or (header is not None and _has_only_trace(record)):
+        record["header_base64"] = encoded(header)
     return record | body_fields(value.encode() if isinstance(value, str) else bytes(value))
+
+
+def _has_only_trace(record: Mapping[str, Any]) -> bool:
+    """Return whether a message has a trace id alone: some batches make a header of it, unless that is empty bytes."""
+    return bool(record.get("trace_id")) and not (record.get("headers") or record.get("tag") or record.get("key"))
 
 
 def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:
@@ -206,4 +212,6 @@ def _record_of_text(file: Path, number: int, row: Mapping[str, str]) -> dict[str
             record["headers"] = json.loads(record["headers"])
     except ValueError as error:
         raise InvalidInput(f"{file.name}, line {number}: {error}") from error
+    if row.get("header_base64") == "" and _has_only_trace(record):
+        record["header_base64"] = ""
     return record

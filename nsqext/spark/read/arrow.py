@@ -20,6 +20,7 @@ from nsqext.protocol.messages import (
     MESSAGE_ID_SIZE,
     RESERVED_PREFIX,
     TAG_HEADER,
+    header_text,
     tag_of,
 )
 from nsqext.spark.columns import BASE_COLUMNS, Columns, arrow_schema
@@ -232,7 +233,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
     "tag": lambda batch: batch.from_headers("tag", _tag),
     "headers": lambda batch: batch.from_headers("headers", batch.pairs),
     "header": _Batch.stored_headers,
-    "key": lambda batch: batch.from_headers("key", lambda _, parsed: header_json(parsed.get(KEY_HEADER))),
+    "key": lambda batch: batch.from_headers("key", lambda _, parsed: header_text(parsed, KEY_HEADER)),
 }
 
 

@@ -39,19 +39,21 @@ def source(cluster: Cluster) -> str:
     cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
     with Producer(cluster.lookupd) as producer:
         for partition in range(2):
-            bodies = [b"%d-%d" % (partition, number) for number in range(MESSAGES - 3)]
+            bodies = [b"%d-%d" % (partition, number) for number in range(MESSAGES - 5)]
             special = [
                 OutgoingMessage(b"\xff\x00", {"user": "ann"}, "blue", 7, "k"),
                 OutgoingMessage(b"three", key="k"),
                 OutgoingMessage(b'two\nlines, "quoted"', {"a": "\u00e9"}),
             ]
             producer.publish_many(name, [*bodies, *special], partition=partition)
+            producer.publish(name, b"a trace id without a header", trace_id=9, partition=partition)
+            producer.publish(name, b"of another client", header=b'{"##key":"", "n":1.50}', partition=partition)
     return name
 
 
 def stored(cluster: Cluster, topic: str) -> list[tuple[object, ...]]:
     """Return what the messages of a topic consist of, by partition and offset."""
-    columns = ("partition", "value", "header", "key", "tag")
+    columns = ("partition", "value", "header", "key", "tag", "trace_id")
     table = nsqext.arrow.read(topic, cluster.lookupd, columns=columns).read_all()
     return [tuple(row[name] for name in columns) for row in table.to_pylist()]
 
@@ -247,3 +249,16 @@ def test_other_files_are_refused(cluster: Cluster, tmp_path: Path, words: tuple[
     (tmp_path / "broken.parquet").write_text("no")
     result = run(*words, "--lookupd", cluster.lookupd[0], cwd=tmp_path)
     assert (result.returncode, error in result.stderr.decode()) == (2, True), result.stderr
+
+
+def test_a_header_as_it_was_stored_takes_precedence_over_an_empty_key() -> None:
+    found = outgoing_message({"body": "x", "key": "", "header_base64": "eyIjI2tleSI6IiJ9"})
+    assert (found.header, found.key) == (b'{"##key":""}', None)
+
+
+def test_an_empty_header_of_a_csv_file_concerns_trace_ids_without_headers(tmp_path: Path) -> None:
+    file = tmp_path / "given.csv"
+    file.write_text("body,trace_id,tag,header_base64\na,7,,\nb,7,blue,\nc,,,\n")
+    assert [entry.record.get("header_base64") for entry in entries_of(file, 0)] == ["", None, None]
+    file.write_text("body,trace_id\na,7\n")
+    assert [entry.record.get("header_base64") for entry in entries_of(file, 0)] == [None]

@@ -81,6 +81,8 @@ def test_only_the_chosen_columns() -> None:
     assert row == {"offset": 9, "queue_offset": 71}
     (row,) = read(message(header=b'{"a":"b","##key":"k"}'), columns=("key",))
     assert row == {"key": "k"}
+    others = [message(header=b'{"##key":%b}' % value) for value in (b'""', b"null", b"7", b"true", b"[1]")]
+    assert [row["key"] for row in read(*others, columns=("key",))] == [None, None, "7", None, None], "as `Message.key`"
 
 
 def test_headers_as_an_array_of_structs() -> None:

@@ -264,8 +264,11 @@ def _create_topic(session: Session, command: Command) -> None:
         raise RequestError("E_CREATE_TOPIC_FAILED", text, fatal=False)
     if partition > MAX_PARTITION:
         raise RequestError("E_CREATE_TOPIC_FAILED", f"CREATE_TOPIC {topic} failed", fatal=False)
-    session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
-    session.node.on_topic_created(topic)
+    meta = TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend)
+    try:
+        session.node.create_topic(topic, partition, meta)
+    except Refusal as refusal:
+        raise RequestError("E_CREATE_TOPIC_FAILED", refusal.text, fatal=False) from None
     session.answer(OK)
 
 

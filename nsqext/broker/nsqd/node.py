@@ -16,9 +16,10 @@ from attrs import define, evolve, field, fields_dict
 from nsqext.broker.engine.options import NodeOptions, PartitionOptions, QueueOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule, Turn
-from nsqext.broker.engine.storage.log import MemoryBudget
+from nsqext.broker.engine.storage.log import MemoryBudget, Refusal
 from nsqext.broker.engine.storage.partition_store import Stored, stored_partitions
 from nsqext.broker.fault_injection import NodeFaults
+from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
@@ -250,10 +251,15 @@ class Node:
             if self.options.original and is_ephemeral(hosted.partition.topic):
                 self.delete_topic(hosted.partition.topic)
 
-    def create_topic(self, topic: str) -> Hosted:
-        found = self.hosted.get((topic, 0))
+    def create_topic(self, topic: str, partition: int = 0, meta: TopicMeta | None = None) -> Hosted:
+        """Return a partition, created if unknown; raises `Refusal` for an unusable disk."""
+        found = self.hosted.get((topic, partition))
         if found is None:
-            found = self.host(topic, 0, TopicMeta())
+            try:
+                found = self.host(topic, partition, meta or TopicMeta())
+            except InvalidSetting as error:
+                logger.warning("TOPIC(%s): %s", topic, error)
+                raise Refusal(str(error)) from error
             logger.info("TOPIC(%s): created", topic)
             self.on_topic_created(topic)
         return found

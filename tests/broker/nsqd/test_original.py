@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from nsqext.protocol.frames import HEARTBEAT
 from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
-from tests.support.nsqd_sessions import Client, Clock, make_original, sized
+from tests.support.nsqd_sessions import Client, Clock, make_node, make_original, sized
 from tests.support.nsqd_sessions import web as web_of
 
 if TYPE_CHECKING:
@@ -250,6 +251,28 @@ async def test_a_channel_that_is_created_again_counts_its_deliveries_from_zero()
         assert (await web.post(path)).status_code == 200
     (channel,) = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"]
     assert "global_msg_count" not in channel
+    producer.ask(sized("PUB t", b"b"))
+    _consumer(node, ready=1).messages()
+    for hosted in node.hosted.values():
+        assert hosted.deliveries == {"ch": 1}
+        node.restart()
+        assert hosted.deliveries == {}
+
+
+async def test_a_topic_that_the_disk_does_not_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t").touch()  # where its folder would be
+    node = make_original(data_path=tmp_path)
+    reason = f"{tmp_path / 't'} cannot be used: File exists: choose another data path, or make room on its disk"
+    batch = sized("MPUB t", multi_body([b"x"]))
+    for verb, command in (("PUB", sized("PUB t", b"x")), ("SUB", b"SUB t ch\n"), ("MPUB", batch)):
+        assert Client(node).ask(command) == f"!E_{verb}_FAILED {verb} failed {reason}"
+    alone = Client(make_node(clustered=False, data_path=tmp_path))
+    assert alone.ask(b"INTERNAL_CREATE_TOPIC t 0\n") == f"!E_CREATE_TOPIC_FAILED {reason}"
+    web = web_of(node)
+    for path in ("/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"):
+        answer = await web.post(path, content=b"x")
+        assert (answer.status_code, answer.json()) == (500, {"message": reason})
+    assert node.hosted == {}
 
 
 async def test_info_ping_and_options() -> None:

@@ -63,7 +63,14 @@ def _publish(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> Awaitable[None] | None:
-    return put(session, session.node.create_topic(topic), messages, f"E_{verb}_FAILED", None, _store)
+    return put(session, _created(session.node, verb, topic), messages, f"E_{verb}_FAILED", None, _store)
+
+
+def _created(node: Node, verb: str, topic: str) -> Hosted:
+    try:
+        return node.create_topic(topic)
+    except Refusal as refusal:
+        raise RequestError(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}") from None
 
 
 def _store(_: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -> Stored:
@@ -80,7 +87,7 @@ def _sub(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def _subscribe(session: Session, topic: str, name: str) -> None:
-    hosted = session.node.create_topic(topic)
+    hosted = _created(session.node, "SUB", topic)
     channel = session.node.channel(hosted, name)
     subscriber = OriginalSubscriber(session, channel, hosted.deliveries)
     try:
@@ -140,7 +147,7 @@ class OriginalValidator(CommandValidator):
         if verb == b"MPUB":
             self.stale_auth: bool = not check_auth(self._client, name, self.topic, "")
             if not self.stale_auth:
-                self._client.node.create_topic(self.topic)  # also for a body that is refused, or never comes
+                _created(self._client.node, name, self.topic)  # also for a body that is refused, or never comes
 
     def _delay(self, word: bytes) -> float:
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")

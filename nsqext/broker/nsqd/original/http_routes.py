@@ -44,7 +44,7 @@ class OriginalRoutes(RequestArgs):
         body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpFault(400, "MSG_EMPTY")
-        hosted = self.node.create_topic(_topic(call))
+        hosted = self._created(call)
         await self._put(hosted, [PublishItem(body)], self._delay(call))
         return "OK"
 
@@ -60,7 +60,7 @@ class OriginalRoutes(RequestArgs):
         limits = self.node.limits
         if int(call.headers.get("content-length") or 0) > limits.max_body_size:
             raise HttpFault(413, "BODY_TOO_BIG")
-        hosted = self.node.create_topic(_topic(call))
+        hosted = self._created(call)
         binary = "binary" in call.args and call.arg("binary") not in _FALSE
         items = await read_batch(call, hosted.partition.topic, limits, binary=binary)
         if items:
@@ -85,8 +85,14 @@ class OriginalRoutes(RequestArgs):
             raise HttpFault(404, "TOPIC_NOT_FOUND")
         return found
 
+    def _created(self, call: Call) -> Hosted:
+        try:
+            return self.node.create_topic(_topic(call))
+        except Refusal as refusal:
+            raise HttpFault(500, refusal.text) from None
+
     def create_topic(self, call: Call) -> None:
-        self.node.create_topic(_topic(call))
+        self._created(call)
 
     def delete_topic(self, call: Call) -> None:
         topic = call.given("topic", "MISSING_ARG_TOPIC")

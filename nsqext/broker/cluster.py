@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -46,7 +47,7 @@ class Cluster(ProcessBound):
     """An NSQ cluster in its own thread.
 
     Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Methods block until they
-    are done and cannot be cancelled. They raise `InvalidState` while the cluster is not running and in a forked
+    are done and cannot be cancelled. They raise `InvalidState` if the cluster is not running or stops, and in a forked
     process, which has its addresses only, and `InvalidInput` for an unknown node. It stops at the end of the program.
 
     Args:
@@ -139,6 +140,8 @@ class Cluster(ProcessBound):
             self._portal.call(self._runtime.stop)
             self._ended.result()
         finally:
+            with suppress(RuntimeError):
+                self._portal.call(self._portal.stop, True)  # calls of other threads may wait for ever
             self._close_portal()
 
     def _close_portal(self) -> None:
@@ -158,7 +161,10 @@ class Cluster(ProcessBound):
             raise _not_running()
         if self._process != os.getpid():
             raise InvalidState("the cluster runs in the process that forked this one", hint="call it there")
-        return self._portal.call(function, self._runtime)
+        try:
+            return self._portal.call(function, self._runtime)
+        except CancelledError:
+            raise _not_running() from None
 
     # Addresses
 
@@ -220,6 +226,7 @@ class Cluster(ProcessBound):
             InvalidSetting: unknown dispatch type, or one without channels; a flag that is not True or False.
             InvalidInput: invalid name or number, too few nodes, a dispatch type that an ordered topic or a channel's
                 consumer excludes, or the topic exists with other settings.
+            TopicNotFound: it was deleted meanwhile.
         """
         names = channel_names(channels, dispatch)
         spec = new_topic(

@@ -124,7 +124,7 @@ class ClusterFaults:
         self._run(lambda runtime: runtime.thaw(name))
 
     def refuse(self, name: str, refusing: bool = True) -> None:
-        """Close every new connection to a node at once, or accept them again."""
+        """Close every new connection of a client (TCP, not HTTP) to a node at once, or accept them again."""
         check_flags(refusing=refusing)
         self._run(lambda runtime: runtime.node(name).member.node.faults.refuse(refusing))
 
@@ -239,5 +239,5 @@ class ClusterFaults:
         return pending
 
     def heal(self) -> None:
-        """Remove every fault except kills."""
+        """Remove every fault except kills and a stopped clock."""
         self._run(lambda runtime: runtime.heal())

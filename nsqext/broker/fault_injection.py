@@ -141,8 +141,8 @@ class NodeFaults:
         """Apply the faults to bytes; return the bytes to forward, and whether to close the connection then."""
         await self.gate()
         for rule in list(self.rules):
-            if rule.direction != direction or rule.peer not in (None, peer):
-                continue
+            if rule.direction != direction or rule.peer not in (None, peer) or rule not in self.rules:
+                continue  # another connection may have used it up during a delay, or `heal` ended it
             if rule.kind == "delay":
                 await anyio.sleep(rule.seconds)
             elif rule.kind == "cut":

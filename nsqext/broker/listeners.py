@@ -106,12 +106,13 @@ def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
 class Ports:
     """Addresses that a cluster reserves until it is closed, even while their nodes are down.
 
-    On Linux a bound socket that does not listen reserves its port: connections are refused, and only this process can
-    bind it.
+    On Linux a bound socket that does not listen reserves its port: connections are refused, port 0 does not choose it
+    for others, and sockets without SO_REUSEADDR cannot bind it.
     """
 
     def __init__(self) -> None:
         self._kept: list[socket.socket] = []
+        self._taken: set[tuple[str, int]] = set()
 
     def take(self, address: Address) -> Address:
         """Reserve an address; return it, with a free port for port 0. Raises `InvalidSetting` if it is in use."""
@@ -120,18 +121,25 @@ class Ports:
         try:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind((address.host, address.port))
-            found = Address(address.host, kept.getsockname()[1])
         except OSError as error:
             kept.close()
-            raise InvalidSetting(
-                f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free port"
-            ) from error
+            raise _cannot_listen(address, error.strerror) from error
+        host, port = kept.getsockname()[:2]
+        if (host, port) in self._taken:  # SO_REUSEADDR allows this until a socket listens
+            kept.close()
+            raise _cannot_listen(address, "another server of this cluster has the address")
+        self._taken.add((host, port))
         if sys.platform == "linux":
             self._kept.append(kept)
         else:
             kept.close()
-        return found
+        return Address(address.host, port)
 
     def release(self) -> None:
+        self._taken.clear()
         while self._kept:
             self._kept.pop().close()
+
+
+def _cannot_listen(address: Address, reason: str | None) -> InvalidSetting:
+    return InvalidSetting(f"cannot listen on {address}: {reason}", hint="choose another port, or 0 for a free port")

@@ -75,8 +75,9 @@ class ManagedNode:
     async def start(self, group: TaskGroup) -> None:
         node = self.member.node
         node.exiting = False
-        self.server = NsqdServer(node, str(self.tcp), str(self.http))
-        await self._tasks.start(group, self.server.serve)
+        server = NsqdServer(node, str(self.tcp), str(self.http))
+        await self._tasks.start(group, server.serve)
+        self.server = server
         if self.registration is not None:
             await self._tasks.start(group, partial(self._register, self.registration))
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
-
+_REGISTRATION_TIMEOUT = 5.0  # seconds
+_DELETED = "the topic was deleted while it was created"
 _ON_CHANGE = {
     NodeChange.SILENT: membership.silent,
     NodeChange.LEAVING: membership.left,
@@ -102,7 +103,7 @@ class RuntimeRedesigned(Runtime):
             raise InvalidInput(f"the topic cannot be created: {error.text}", topic=name, hint=hint) from error
         if spec.disable_channel_auto_create:
             admin.register_channels(self.coordinator, name, list(channels))
-        for replicas in self.coordinator.partitions(name):
+        for replicas in list(self.coordinator.partitions(name)):
             for channel in channels:
                 leader = self.coordinator.members[replicas.state.leader].node
                 hosted = leader.hosted[name, replicas.partition]
@@ -113,6 +114,8 @@ class RuntimeRedesigned(Runtime):
                     raise InvalidInput(refusal.text, topic=name) from refusal
             while not self.coordinator.writable(replicas):
                 await replicas.changes.wait()
+                if not self.coordinator.exists(replicas):
+                    raise TopicNotFound(_DELETED, topic=name)
 
     def delete_topic(self, name: str) -> None:
         try:
@@ -203,9 +206,6 @@ def _partition_stats(coordinator: Coordinator, replicas: ReplicaSet) -> dict[str
     }
 
 
-_REGISTRATION_TIMEOUT = 5.0  # seconds
-
-
 class RuntimeOriginal(Runtime):
     """Nodes without a coordinator."""
 
@@ -261,12 +261,17 @@ class RuntimeOriginal(Runtime):
             raise InvalidInput("the topic cannot be created: no node runs", topic=name, hint="restart or thaw a node")
         for running in self.nodes.values():
             if running.server is not None:
-                hosted = running.member.node.create_topic(name)
+                try:
+                    hosted = running.member.node.create_topic(name)
+                except Refusal as refusal:
+                    raise InvalidInput(f"the topic cannot be created: {refusal.text}", topic=name) from refusal
                 for channel in channels:
                     running.member.node.channel(hosted, channel)
         for lookupd in self._original:
-            while lookupd.alive and not _shows_topic(lookupd, name, channels, self._registering()):  # noqa: ASYNC110 - registrations have no event
+            while lookupd.alive and not _shows_topic(lookupd, name, channels, self._registering()):
                 await anyio.sleep(0.005)
+                if not any((name, 0) in running.member.node.hosted for running in self.nodes.values()):
+                    raise TopicNotFound(_DELETED, topic=name)
 
     def _registering(self) -> int:
         """Return the number of nodes that run, and so register their topics."""

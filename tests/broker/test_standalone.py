@@ -20,6 +20,7 @@ from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.broker.standalone import LookupdSettings, NsqdSettings, TlsFiles, make_node, run_lookupd, run_nsqd
 from nsqext.errors import InvalidSetting
+from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 from tests.support.tables import table
 
@@ -168,6 +169,13 @@ async def test_an_nsqd_registers_at_a_lookup_node_that_is_configured_later(tmp_p
         content = f'["{directory["TCP"]}"]'.encode()
         await anyio.to_thread.run_sync(partial(httpx.put, url, content=content))
         assert len(await _nodes(directory["HTTP"], bool)) == 1
+
+        def create() -> None:  # nsqd asks the HTTP port of lookup for the channels of a new topic
+            plain_http.post(f"http://{directory['HTTP']}/channel/create?topic=topic&channel=ch")
+            plain_http.post(f"http://{node['HTTP']}/topic/create?topic=topic")
+            eventually(lambda: _depths(node["HTTP"]), lambda depths: depths == {"ch": 0})
+
+        await anyio.to_thread.run_sync(create)
 
 
 @pytest.mark.anyio

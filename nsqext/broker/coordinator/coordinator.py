@@ -51,7 +51,7 @@ class Coordinator:
         self.watchers: list[Callable[[str], None]] = []
         #: topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}  #: of silent nodes
+        self.leases: dict[str, anyio.CancelScope] = {}  #: of silent nodes, and of absent nodes until they are replaced
         self.separated: set[frozenset[str]] = set()  #: pairs of nodes without a connection
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}

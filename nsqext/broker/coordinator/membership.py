@@ -21,6 +21,10 @@ def silent(coordinator: Coordinator, member: ClusterMember) -> None:
     """Start the lease of a killed or frozen node; it keeps its partitions until the end."""
     for replicas in coordinator.replica_sets_on(member.name):
         coordinator.apply_roles(replicas)
+    _start_lease(coordinator, member)
+
+
+def _start_lease(coordinator: Coordinator, member: ClusterMember) -> None:
     if member.name not in coordinator.leases:
         scope = coordinator.leases[member.name] = anyio.CancelScope()
         coordinator.spawn(_lease, coordinator, member, scope)
@@ -28,8 +32,9 @@ def silent(coordinator: Coordinator, member: ClusterMember) -> None:
 
 async def _lease(coordinator: Coordinator, member: ClusterMember, scope: anyio.CancelScope) -> None:
     with scope:
-        await anyio.sleep(coordinator.options.lease)
-        _gone(coordinator, member)
+        if member.present:  # else it has left
+            await anyio.sleep(coordinator.options.lease)
+            _gone(coordinator, member)
         await anyio.sleep(coordinator.options.replace_after)
         _replace(coordinator, member)
 
@@ -39,6 +44,7 @@ def left(coordinator: Coordinator, member: ClusterMember) -> None:
     member.alive = False
     _stop_lease(coordinator, member)
     _gone(coordinator, member)
+    _start_lease(coordinator, member)
 
 
 def thawed(coordinator: Coordinator, member: ClusterMember) -> None:

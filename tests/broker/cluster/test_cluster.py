@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
+from nsqext.errors import (
+    InvalidInput,
+    InvalidName,
+    InvalidSetting,
+    InvalidState,
+    PartitionUnavailable,
+    TopicNotFound,
+)
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 from tests.support.tables import table
@@ -226,6 +233,8 @@ def test_an_address_in_use_is_a_clear_error() -> None:
         with pytest.raises(InvalidSetting, match="cannot listen"):
             Cluster(1, options=ClusterOptions(lookupd_http=(address,))).start()
         assert set(threading.enumerate()) <= threads
+    with pytest.raises(InvalidSetting, match="another server of this cluster has the address"):
+        Cluster(2, options=ClusterOptions(nsqd_tcp=(address, address))).start()
     with pytest.raises(InvalidSetting, match="not an address"):
         Cluster(1, options=ClusterOptions(lookupd_http=("here",))).start()
 
@@ -234,9 +243,11 @@ def test_clients_receive_the_broadcast_host() -> None:
     with Cluster(1, options=ClusterOptions(host="0.0.0.0", broadcast_address="localhost")) as cluster:  # noqa: S104
         cluster.create_topic("t", channels=["ch"])
         address = cluster.lookupd[0]
-        assert address.startswith("localhost:")
+        node = cluster.nodes["n1"]
+        assert {shown.rpartition(":")[0] for shown in (address, node.tcp, node.http)} == {"localhost"}
         assert lookup(address, "/lookup", topic="t")["producers"][0]["broadcast_address"] == "localhost"
-        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
+        assert lookup(node.http, "/info")["broadcast_address"] == "localhost"
+        with BlockingClient(node.tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"OK"
 
 
@@ -331,6 +342,8 @@ def test_the_survivor_of_two_refuses_writes() -> None:
             assert talker.subscribe("t") == b"E_FAILED_ON_NOT_WRITABLE "
         assert partitions(cluster.lookupd[0], "t", "w") == {}
         assert partitions(cluster.lookupd[0], "t", "r") == {"0": port(cluster.nodes[second].tcp)}
+        with pytest.raises(PartitionUnavailable, match=r"no writes accepted within 0\.01 s"):
+            cluster.wait_writable("t", timeout=0.01)
         cluster.restart(first)
         assert cluster.wait_writable("t") == second
 

@@ -303,6 +303,7 @@ def test_a_frozen_node_that_is_restarted_is_not_frozen(end: str) -> None:
         getattr(cluster, end)("n1")
         with pytest.raises(InvalidState, match="'n1' is down, and cannot be frozen: restart it first"):
             cluster.faults.freeze("n1")  # there is no process to stop: it ran when it was restarted
+        assert cluster.state("n1") == "down"
         cluster.restart("n1")
         eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:

@@ -73,6 +73,26 @@ async def test_a_node_that_is_frozen_during_a_delay_sends_after_the_thaw() -> No
     assert sent == [b"abc"]
 
 
+async def test_a_fault_that_is_used_up_or_healed_during_a_delay_has_no_effect() -> None:
+    faults = NodeFaults()
+    passed: list[tuple[bytes, bool]] = []
+
+    async def carry() -> None:
+        passed.append(await faults.carry("out", "a:1", FRAME))
+
+    for rule in (Rule("delay", "out", seconds=0.05), Rule("cut", "out", left=1)):
+        faults.add(rule)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(carry)
+    faults.add(Rule("drop", "out"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(carry)
+        await anyio.wait_all_tasks_blocked()
+        faults.heal()
+    assert passed == [(FRAME[:8], True), (FRAME, False), (FRAME, False)]
+
+
 def test_heal_removes_all_faults() -> None:
     faults = NodeFaults()
     faults.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -142,8 +143,22 @@ def test_lookup_lists_a_topic_when_it_was_created(monkeypatch: pytest.MonkeyPatc
 
     with Cluster(2, lookupds=2, generation="original") as cluster:
         monkeypatch.setattr(_LookupConnection, "request", slow)
-        cluster.create_topic("t")
-        assert [len(ports(address, "t")) for address in cluster.lookupd] == [2, 2]
+        cluster.create_topic("t", channels=["ch"])
+        for address in cluster.lookupd:
+            assert [len(lookup(address, "/debug")[key]) for key in ("topic:t:", "channel:t:ch")] == [2, 2]
+
+
+def test_a_topic_that_is_deleted_before_lookup_lists_it_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait(self: _LookupConnection, data: bytes) -> bytes:
+        await anyio.sleep_forever()
+        return data
+
+    with ThreadPoolExecutor(1) as threads, Cluster(1, generation="original") as cluster:
+        monkeypatch.setattr(_LookupConnection, "request", wait)
+        created = threads.submit(cluster.create_topic, "t")
+        eventually(lambda: "t" in cluster.topics)
+        cluster.delete_topic("t")
+        assert isinstance(created.exception(25), TopicNotFound)
 
 
 def test_channels_that_only_a_dead_lookup_node_knew_are_not_created() -> None:

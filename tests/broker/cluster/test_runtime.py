@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.broker.cluster_fault_injection import coordinated
+from nsqext.broker.listeners import ListenError
 from nsqext.broker.runtime import Clock, Runtime
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually
@@ -205,17 +207,29 @@ def test_auth_servers_demand_authentication() -> None:
             assert client.ask("PUB t 0", b"x").startswith(b"E_AUTH_FIRST")
 
 
-def test_a_topic_that_exists_accepts_publishes_when_it_is_created_again() -> None:
-    with Cluster(2) as cluster, ThreadPoolExecutor(1) as threads:
+def _waits_for_writes(runtime: Runtime) -> bool:
+    return bool(coordinated(runtime).replicas("t", 0).changes._waiting)
+
+
+@pytest.mark.parametrize(
+    ("end", "result"),
+    [
+        (lambda cluster: cluster.restart(cluster.leader("t")), "None"),
+        (lambda cluster: cluster.delete_topic("t"), "the topic was deleted while it was created (topic t)"),
+        (Cluster.stop, "the cluster is not running: use it inside `with Cluster() as cluster:`"),
+    ],
+)
+def test_a_topic_that_exists_accepts_publishes_when_it_is_created_again(
+    end: Callable[[Cluster], None], result: str
+) -> None:
+    with ThreadPoolExecutor(1) as threads, Cluster(2) as cluster:
         cluster.create_topic("t")
-        leader = cluster.leader("t")
-        cluster.kill(leader)
+        cluster.kill(cluster.leader("t"))
         created = threads.submit(cluster.create_topic, "t")
-        for number in range(5):  # what the cluster does meanwhile
-            cluster.create_topic(f"other{number}")
+        eventually(lambda: cluster._run(_waits_for_writes))
         assert not created.done()
-        cluster.restart(leader)
-        assert created.result(25) is None
+        end(cluster)
+        assert str(created.exception(25)) == result
 
 
 def test_an_error_of_the_end_is_raised_by_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +250,11 @@ def test_the_port_of_a_node_that_is_down_stays_reserved() -> None:
         cluster.kill("n1")
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind((host, int(port)))
+        with socket.create_server((host, int(port))), pytest.raises(ListenError):  # with SO_REUSEADDR it can
+            cluster.restart("n1")
+        assert cluster.state("n1") == "down"
+        cluster.restart("n1")
+        assert cluster.state("n1") == "up"
 
 
 def test_a_failed_write_of_the_topics_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,15 @@ def test_topics_are_read_again(tmp_path: Path) -> None:
     assert [list(coordinator.replica_sets["t", number].leader.channels) for number in (0, 1)] == [["ch"], ["ch"]]
 
 
+def test_a_cluster_of_fewer_nodes_keeps_the_replicas_of_its_nodes(tmp_path: Path) -> None:
+    kept = saved(tmp_path / "state")["topics"]["t"]["partitions"]
+    coordinator = make_coordinator(2)
+    StateFile(coordinator, tmp_path / "state").load()
+    assert {number: set(state.replicas) for number, state in coordinator.topics["t"].partitions.items()} == {
+        int(number): {*one["replicas"]} - {"n3"} for number, one in kept.items()
+    }
+
+
 def test_a_deleted_topic_leaves_the_file_and_the_others_stay(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "state"
     coordinator = make_coordinator()

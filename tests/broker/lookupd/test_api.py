@@ -296,6 +296,9 @@ async def test_topics_are_changed_and_deleted() -> None:
             assert (await client.post(update + query)).text == ""
         spec = coordinator.topics["t"].spec
         assert (spec.extend, spec.sync_every, spec.retention_days) == (True, 10, 2)
+        await client.post(update + "&syncdisk=0&retention=0")
+        spec = coordinator.topics["t"].spec
+        assert (spec.extend, spec.sync_every, spec.retention_days) == (True, 0, 0)
         await client.post(update + "&disable_channel_auto_create=true")
         assert coordinator.topics["t"].spec.disable_channel_auto_create
         assert (await client.post("/topic/partition/expand?topic=t&partition_num=2")).text == ""

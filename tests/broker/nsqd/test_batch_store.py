@@ -14,6 +14,7 @@ from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd import publish_commands
 from nsqext.broker.nsqd.node import Hosted
 from nsqext.broker.nsqd.publish_commands import is_large, store_in_parts
+from nsqext.protocol.server.request_error import RequestError
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient
 from tests.support.commands import multi_body
@@ -74,17 +75,18 @@ async def test_a_large_batch_is_stored_as_one() -> None:
     assert [len(part.entries) for part in stored.parts] == [9, 9, 2]
 
 
-async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing() -> None:
+@pytest.mark.parametrize("refusal", [Refusal("full"), RequestError("E_MPUB_FAILED", "full")])
+async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing(refusal: Exception) -> None:
     bench = Bench()
     bench.publish("before")
     hosted = Hosted(bench.partition)
 
     def put(part: Sequence[str]) -> Stored:
         if "9" in part:
-            raise Refusal("full")
+            raise refusal
         return bench.partition.put([NewMessage(body.encode()) for body in part])
 
-    with pytest.raises(Refusal, match="full"):
+    with pytest.raises(type(refusal), match="full"):
         await store_in_parts(hosted, [f"{number}" for number in range(20)], put)
     assert bodies(bench) == ["before"]
     assert hosted.storing is None

@@ -38,6 +38,10 @@ def test_responses_precede_deliveries_of_the_same_publish() -> None:
     client.send(sized("PUB t 0", b"a"))
     assert [kind for kind, _ in client.receive()] == [0]
     clock.seconds += 0.05
+    node.faults.freeze()
+    node.expire_output()
+    assert client.receive() == []
+    node.faults.thaw()
     node.expire_output()
     assert [kind for kind, _ in client.receive()] == [2], "the response does not take the message along"
 

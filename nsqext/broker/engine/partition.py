@@ -106,6 +106,10 @@ class Partition:
                 channel.reset_counters()
 
     @property
+    def is_stored(self) -> bool:
+        return self._storage is not None
+
+    @property
     def recovery(self) -> Recovery | None:
         """None without a data path."""
         return None if self._storage is None else self._storage.store.recovery

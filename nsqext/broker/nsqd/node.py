@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -17,7 +17,7 @@ from nsqext.broker.engine.options import NodeOptions, PartitionOptions, QueueOpt
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule, Turn
 from nsqext.broker.engine.storage.log import MemoryBudget, Refusal
-from nsqext.broker.engine.storage.partition_store import Stored, stored_partitions
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored, stored_partitions
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_ephemeral
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
     from nsqext.protocol.server.request_error import RequestError
 
+HEALTHY = "OK"
 _BUCKETS = 16
 _HOUR = 3600 * 1_000_000_000
 _DAY = 24
@@ -201,6 +202,7 @@ class Node:
         #: answers ``/coordinator/stats`` for a topic and partition
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
         self.exiting: bool = False  #: drains, and refuses publishes
+        self.health: str = HEALTHY  #: else ``NOK - `` and why the disk did not take the last message
         self.publish_failed: int = 0
         self._ids = count(1)
         self._holding: dict[int, ConnectedClient] = {}
@@ -339,6 +341,17 @@ class Node:
             self._flush_due = now + self.options.flush_interval
             for hosted in self.hosted.values():
                 hosted.flushed = hosted.partition.readable_offset, hosted.partition.readable
+
+    def put(self, hosted: Hosted, messages: Sequence[NewMessage]) -> Stored:
+        """Append messages as `Partition.put`, and note whether the disk takes them."""
+        try:
+            stored = hosted.partition.put(messages)
+        except Refusal as refusal:
+            if hosted.partition.is_stored:
+                self.health = f"NOK - {refusal.text}"
+            raise
+        self.health = HEALTHY
+        return stored
 
     def may_write(self, hosted: Hosted) -> bool:
         disabled = self.switches.write_disabled

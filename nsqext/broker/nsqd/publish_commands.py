@@ -88,9 +88,7 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
     if hosted.partition.extend:
         _check_sizes(node, hosted, items, code)
     try:
-        stored = hosted.partition.put(
-            [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items]
-        )
+        stored = node.put(hosted, [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items])
     except Refusal as refusal:
         raise RequestError(code, refusal.text, fatal=False) from None
     hosted.traffic.note([len(item.body) for item in items], node.options.wall())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def _make(generation: str, clock: Clock | None = None) -> Node:
-    node = make_node(clock) if generation == "redesigned" else make_original(clock)
+def _make(generation: str, clock: Clock | None = None, **options: object) -> Node:
+    node = make_node(clock, **options) if generation == "redesigned" else make_original(clock, **options)
     for topic in ("t", "u") if generation == "redesigned" else ():
         host(node, topic)
     return node
@@ -170,3 +171,27 @@ async def test_the_time_of_the_last_publish_is_shown(generation: str) -> None:
         last.append(publisher.session.published["t"].last)
         clock.seconds += 10
     assert last[1] - last[0] == 10_000_000_000
+
+
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
+async def test_a_node_is_not_healthy_while_its_disk_takes_no_messages(
+    generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    async def shown() -> tuple[int, str, str, bool]:
+        ping, text = await client.get("/ping"), (await client.get("/stats")).text
+        return ping.status_code, ping.text, (await _stats(node, ""))["health"], f"Health: {ping.text}\n" in text
+
+    node = _make(generation, data_path=tmp_path)
+    client = web(node)
+    publisher = Client(node)
+    assert publisher.ask(sized("PUB t", b"x")) == "OK"
+    with monkeypatch.context() as full:
+        full.setattr("nsqext.broker.engine.storage.segments.os.write", fail)
+        assert publisher.ask(sized("PUB t", b"x")).startswith("!E_PUB_FAILED ")
+        status, health, *others = await shown()
+    assert (status, health.startswith(f"NOK - {tmp_path}"), others) == (500, True, [health, True])
+    assert Client(node).ask(sized("PUB t", b"x")) == "OK"
+    assert await shown() == (200, "OK", "OK", True)

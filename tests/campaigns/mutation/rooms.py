@@ -119,13 +119,17 @@ OTHER_TESTS = {
     "cli/messages/relay.py": ("tests/cli/messages/test_mirror.py", "tests/cli/files/test_record_and_replay.py"),
     "cli/messages/relay_run.py": ("tests/cli/messages/test_mirror.py", "tests/cli/messages/test_relay_and_trace.py"),
     "cli/messages/tail.py": ("tests/cli/messages/test_relay_and_trace.py",),
-    "cli/servers/broker.py": ("tests/cli/servers/test_web.py", "tests/cli/servers/test_programs.py"),
-    "cli/servers/nsqd.py": (
-        "tests/cli/servers/test_config_file.py",
-        "tests/cli/servers/test_redesigned_flags.py",
+    "cli/servers/broker.py": (
+        "tests/cli/servers/test_server_settings.py",
+        "tests/cli/servers/test_web.py",
         "tests/cli/servers/test_programs.py",
     ),
-    "cli/servers/nsqlookupd.py": ("tests/cli/servers/test_redesigned_flags.py", "tests/cli/servers/test_programs.py"),
+    "cli/servers/nsqd.py": (
+        "tests/cli/servers/test_server_settings.py",
+        "tests/cli/servers/test_config_file.py",
+        "tests/cli/servers/test_programs.py",
+    ),
+    "cli/servers/nsqlookupd.py": ("tests/cli/servers/test_server_settings.py", "tests/cli/servers/test_programs.py"),
     "cli/servers/program.py": ("tests/cli/servers/test_config_file.py",),
     "cli/workers/run.py": ("tests/cli/workers/test_status.py",),
     "cli/workers/worker.py": ("tests/cli/workers/test_run.py", "tests/cli/workers/test_status.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,14 @@ import pytest
 from anyio.lowlevel import checkpoint
 from attrs import define, field
 
-from nsqext import Producer, Receipt
+from nsqext import Message, Producer, Receipt
+from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.demo import demo
 from nsqext.cli.demo.demo import CANARY, Flight, FlightCheck, read_flights
+from nsqext.errors import MessageNotInFlight
+from tests.support.blocking_client import eventually
+from tests.support.command_line import started
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -214,9 +219,33 @@ def test_a_failed_run_prints_the_violation_and_exits_with_1(
     monkeypatch.setattr(demo, "Producer", producer)
     monkeypatch.setattr(demo, "IDLE_TIMEOUT", 0.5)
     code, output = run_demo(capsys, "--partitions", "2", "--nodes", "1")
+    assert "cluster of 1 nodes" in output
     assert "violations found" in output
     assert counts(output).items() >= expected.items()
     assert code == 1
+
+
+def test_a_message_that_timed_out_before_it_was_finished_is_a_violation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Message.finish
+
+    async def finish_late(message: Message) -> None:
+        await finish(message)
+        if message.trace_id == 2:
+            raise MessageNotInFlight("too late")
+
+    monkeypatch.setattr(Message, "finish", finish_late)
+    code, output = run_demo(capsys, "--partitions", "1", "--nodes", "1")
+    assert (code, counts(output)["not finished"]) == (1, 1)
+
+
+def test_an_interrupted_demo_deletes_its_topic() -> None:
+    with Cluster(1) as cluster, started("demo", "--lookupd", cluster.lookupd[0]) as process:
+        eventually(lambda: cluster.topics)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert cluster.topics == {}
 
 
 @pytest.mark.parametrize(

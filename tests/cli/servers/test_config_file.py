@@ -75,13 +75,22 @@ def restored_log() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored_log")
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
-def test_a_missing_file_ends_the_program(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("/none", "failed to load config file /none - open /none: no such file or directory"),
+        ("log", "invalid value \"x\" for flag -log-level: invalid log level 'x' (debug, info, warn, error, fatal)"),
+    ],
+)
+def test_a_missing_or_invalid_file_ends_the_program(
+    name: str, file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text('log_level = "x"\n')
     module, check = (nsqd, check_nsqd) if name == "nsqd" else (nsqlookupd, check_nsqlookupd)
     with pytest.raises(SystemExit) as ended:
-        read_program(name, ["-config=/none"], module.FLAGS, check, {}, {})
+        read_program(name, [f"-config={tmp_path / file}"], module.FLAGS, check, {}, {})
     assert ended.value.code == 1
-    text = "FATAL: failed to load config file /none - open /none: no such file or directory\n"
-    assert capsys.readouterr().err.endswith(text)
+    assert capsys.readouterr().err.endswith(f"FATAL: {text}\n")
 
 
 def test_nsqlookupd_accepts_a_file_with_a_node_id(tmp_path: Path) -> None:

@@ -1,21 +1,16 @@
-"""Flags of the redesigned programs: which take effect, which are accepted without effect, and which are refused."""
+"""Flags of the redesigned programs: which are accepted without effect, and which are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import anyio
 import pytest
 
-from nsqext.broker.engine.options import ChannelRules
 from nsqext.cli.servers import nsqd, nsqlookupd, redesigned_flags
 from nsqext.cli.servers.nsqd import check_nsqd
 from nsqext.cli.servers.program import check_nsqlookupd, read_program
-
-if TYPE_CHECKING:
-    from nsqext.broker.standalone import NsqdSettings
 
 # `nsqd --help` and `nsqlookupd --help` of the redesigned NSQ
 _NSQD = """
@@ -51,18 +46,6 @@ def _read(*arguments: str, kinds: Mapping[str, str] = nsqd.FLAGS) -> dict[str, A
     return read_program("program", arguments, kinds, check, {}, own)
 
 
-def _settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> NsqdSettings:
-    found: list[NsqdSettings] = []
-
-    async def keep(settings: NsqdSettings) -> None:
-        found.append(settings)
-
-    monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", keep)
-    addresses = {"tcp-address": "", "http-address": "", "https-address": ""}
-    anyio.run(nsqd.serve, addresses | _read("-generation=redesigned", *arguments))
-    return found[0]
-
-
 def test_every_flag_of_the_real_programs_is_known() -> None:
     assert set(_NSQD.split()) <= nsqd.FLAGS.keys() | redesigned_flags.NSQD.keys()
     assert set(_NSQLOOKUPD.split()) <= nsqlookupd.FLAGS.keys() | redesigned_flags.NSQLOOKUPD.keys()
@@ -85,22 +68,6 @@ def test_a_flag_for_a_cluster_is_refused(flag: str, capsys: pytest.CaptureFixtur
     text = "this program runs without a cluster: nsqext broker starts a cluster"
     assert capsys.readouterr().err.startswith(f"{flag.partition('=')[0]}: {text}\n")
     assert _read("-generation=redesigned", "-rpc-port=")["rpc-port"] == ""
-
-
-def test_flags_that_change_what_clients_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = (
-        "-max-confirm-win=3",
-        "-max-channel-delayed-qnum=4",
-        "-max-pub-waiting-size=5",
-        "-channel-ratelimit-kb=6",
-    )
-    times = ("-req-to-end-threshold=7s", "-ack-old-than-time=8s", "-ack-retry-cnt=9", "-msg-timeout=2")
-    found = _settings(monkeypatch, *numbers, *times, "-max-message-size=10", "-max-output-buffer-timeout=20ms")
-    assert found.node.rules == ChannelRules(
-        confirm_window=3, delayed_most=4, rate_limit=6, delayed_threshold=7.0, ignored_after=8.0, ignored_attempts=9
-    )
-    assert found.node.max_pub_waiting == 5
-    assert dict(found.limits) == {"msg_timeout": 120.0, "max_msg_size": 10, "max_output_buffer_timeout": 0.02}
 
 
 def test_the_new_name_of_a_flag_counts(tmp_path: Path) -> None:

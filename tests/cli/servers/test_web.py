@@ -94,6 +94,23 @@ def test_the_page_is_of_the_context_as_for_other_commands(monkeypatch: pytest.Mo
     assert found == ["prod:1", "test:2", "given:3"]
 
 
+def test_the_options_of_the_command_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[tuple[WebOptions, str]] = []
+
+    async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
+        found.append((options, str(address)))
+
+    monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
+    (tmp_path / "auth").write_text("ann:secret\n")
+    words = f"--host 192.0.2.1 --port 1 --http-host x --write --interval 2 --basic-auth-file {tmp_path / 'auth'}"
+    for more in ("", " --proxy-header X-User"):
+        with pytest.raises(SystemExit):
+            main(["web", *words.split(), *more.split()])
+    (options, address), (proxied, _) = found
+    assert (options.write, options.interval, options.http_hosts, address) == (True, 2.0, ("x",), "192.0.2.1:1")
+    assert (options.basic_auth, options.proxy_header, proxied.proxy_header) == ("ann:secret", None, "X-User")
+
+
 def test_a_port_without_a_page_is_refused() -> None:
     done = run("broker", "--web-port", "0")
     assert (done.returncode, b"--web-port without --web would be ignored" in done.stderr) == (2, True)
@@ -118,6 +135,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
         (("--host", "192.0.2.1"), "can be reached from other machines"),
         (("--proxy-header", "X: y"), "not the name of a header"),
         (("--basic-auth-file", "/dev/null"), "/dev/null is empty"),
+        (("--delay-store", "/dev/null/store"), "/dev/null/store does not exist"),
     ],
 )
 def test_bad_settings_are_refused(words: tuple[str, ...], text: str) -> None:

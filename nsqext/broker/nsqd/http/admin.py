@@ -180,7 +180,7 @@ class AdminRoutes(RequestArgs):
             ("emptydelayed", lambda channel: channel.cursor.delayed.clear(), True),
         ]
         return [
-            route("GET", "/ping", lambda _: "OK", Form.TEXT),
+            route("GET", "/ping", self.ping, Form.TEXT),
             route("GET", "/info", self.info, Form.NEGOTIATED),
             route("GET", "/serverstats", self.server_stats),
             route("GET", "/coordinator/stats", self.coordinator_stats),

@@ -11,6 +11,7 @@ import orjson
 from starlette.responses import Response
 
 from nsqext.broker.listeners import split_address
+from nsqext.broker.nsqd.node import HEALTHY
 from nsqext.golang import config_values
 from nsqext.http.api import (
     METRICS_TYPE,
@@ -76,7 +77,12 @@ class RequestArgs:
 
     def health(self) -> dict[str, Any]:
         started = self.node.started // NANOSECONDS
-        return {"version": self.node.limits.version, "health": "OK", "start_time": started}
+        return {"version": self.node.limits.version, "health": self.node.health, "start_time": started}
+
+    def ping(self, _: Call) -> str:
+        if self.node.health != HEALTHY:
+            raise HttpFault(500, self.node.health)
+        return HEALTHY
 
     def about(self) -> dict[str, object]:
         """Return the members of ``/info`` that both generations have."""

@@ -219,7 +219,7 @@ class StatsRoutes(RequestArgs):
         lines = heading(self.node.limits.version, self.node.started, now)
         if not topics:
             return "\n".join([*lines, "", "NO_TOPICS", ""])
-        lines += ["", "Health: OK"]
+        lines += ["", f"Health: {self.node.health}"]
         for topic in topics:
             lines += ["", topic_line(topic)]
             for channel in topic["channels"]:

@@ -73,9 +73,9 @@ def _created(node: Node, verb: str, topic: str) -> Hosted:
         raise RequestError(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}") from None
 
 
-def _store(_: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -> Stored:
+def _store(node: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -> Stored:
     try:
-        return hosted.partition.put(messages)
+        return node.put(hosted, messages)
     except Refusal as refusal:
         verb = code.split("_")[1]
         raise RequestError(code, f"{verb} failed {refusal.text}") from None

@@ -69,7 +69,7 @@ class OriginalRoutes(RequestArgs):
 
     async def _put(self, hosted: Hosted, items: list[PublishItem], delay: float = 0.0) -> None:
         def put(part: Sequence[PublishItem]) -> Stored:
-            return hosted.partition.put([NewMessage(item.body, delay=delay) for item in part])
+            return self.node.put(hosted, [NewMessage(item.body, delay=delay) for item in part])
 
         try:
             stored = await store_in_parts(hosted, items, put)
@@ -218,7 +218,7 @@ class OriginalRoutes(RequestArgs):
         self, topics: list[dict[str, Any]], producers: list[dict[str, Any]], memory: dict[str, int] | None
     ) -> str:
         now = self.node.options.wall()
-        lines = [*heading(self.node.limits.version, self.node.started, now), "", "Health: OK"]
+        lines = [*heading(self.node.limits.version, self.node.started, now), "", f"Health: {self.node.health}"]
         if memory is not None:
             lines += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in memory.items())]
         lines += ["", "Topics:"] if topics else ["", "Topics: None"]
@@ -235,7 +235,7 @@ class OriginalRoutes(RequestArgs):
 
     def table(self) -> list[Route]:
         return [
-            route("GET", "/ping", lambda _: "OK", Form.TEXT),
+            route("GET", "/ping", self.ping, Form.TEXT),
             route("GET", "/info", self.info),
             route("GET", "/stats", self.stats),
             route("POST", "/pub", self.pub),

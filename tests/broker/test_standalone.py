@@ -46,13 +46,19 @@ def test_a_client_certificate_is_demanded_by_two_policies(policy: str, demanded:
     assert TlsFiles(pem, pem, client_auth=policy).context().verify_mode is demanded
 
 
-def test_the_redesigned_generation_ends_at_tls_1_2(pem: Path) -> None:
-    files = TlsFiles(pem, pem, min_version="tls1.2")
+def test_the_versions_of_tls(pem: Path) -> None:
+    files = TlsFiles(pem, pem)
     assert files.context("redesigned").maximum_version is ssl.TLSVersion.TLSv1_2
     assert files.context("original").maximum_version is ssl.TLSVersion.MAXIMUM_SUPPORTED
-    assert files.context().minimum_version is ssl.TLSVersion.TLSv1_2
+    assert TlsFiles(pem, pem, min_version="tls1.3").context().minimum_version is ssl.TLSVersion.TLSv1_3
     with pytest.raises(InvalidSetting, match="tls-min-version='tls9' is unknown: use ssl3"):
         TlsFiles(pem, pem, min_version="tls9").context()
+
+
+def test_client_certificates_are_those_of_the_given_authority(pem: Path, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    known = [TlsFiles(pem, pem, root_ca).context().get_ca_certs() for root_ca in (None, tmp_path / "ca.pem")]
+    assert [len(found) for found in known] == [0, 1]
 
 
 @table(
@@ -123,10 +129,13 @@ async def _nodes(http: str, found: Callable[[list[dict[str, Any]]], bool]) -> li
 
 
 @pytest.mark.anyio
-async def test_lookup_shows_the_broadcast_ports(tmp_path: Path) -> None:
+async def test_lookup_shows_the_broadcast_ports(tmp_path: Path, pem: Path) -> None:
     async with _serving(partial(run_lookupd, LookupdSettings())) as directory:
         settings = NsqdSettings(
-            NodeOptions(data_path=tmp_path), broadcast_ports=(4150, 0), lookupd_addresses=(directory["TCP"],)
+            NodeOptions(data_path=tmp_path),
+            broadcast_ports=(4150, 0),
+            lookupd_addresses=(directory["TCP"],),
+            tls=TlsFiles(pem, pem),  # for TCP: no https-address
         )
         async with _serving(partial(run_nsqd, settings)) as node:
             (shown,) = await _nodes(directory["HTTP"], bool)

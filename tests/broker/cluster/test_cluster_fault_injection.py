@@ -155,6 +155,7 @@ def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
         faults.cut("n1", "in")
         faults.delay("n1", "out", 0.5, peer="127.0.0.1:1")
         faults.drop("n1", "out", size=9)
+        faults.answer("n2", "E_FIN_FAILED", command="FIN")
         for times in (3, 1):
             faults.answer("n2", "E_PUB_FAILED", times=times, command="PUB")
         faults.refuse("n2")
@@ -165,7 +166,11 @@ def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
                 "delay out of 127.0.0.1:1: 0.5 s",
                 "drop out: 9 bytes",
             ],
-            "n2": ["refuse connections", "answer PUB with E_PUB_FAILED: 1 commands"],
+            "n2": [
+                "refuse connections",
+                "answer FIN with E_FIN_FAILED: 1 commands",
+                "answer PUB with E_PUB_FAILED: 1 commands",
+            ],
         }
         faults.heal()
         assert faults.pending() == {}

@@ -69,6 +69,7 @@ async def test_a_node_that_is_frozen_during_a_delay_sends_after_the_thaw() -> No
         faults.freeze()
         await anyio.sleep(0.01)
         assert sent == []
+        faults.freeze()  # no effect
         faults.thaw()
     assert sent == [b"abc"]
 

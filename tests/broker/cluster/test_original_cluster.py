@@ -93,6 +93,10 @@ def test_a_topic_is_created_on_the_nodes_that_run(end: str) -> None:
         cluster.create_topic("orders", channels=["billing"])
         running = sorted(port(cluster.nodes[name].tcp) for name in ("n2", "n3"))
         assert ports(cluster.lookupd[0], "orders") == running
+        if end != "freeze":
+            cluster.restart("n1")
+            assert _depths(cluster.nodes["n1"].http, "orders") == {}
+            cluster.kill("n1")
         for name in ("n2", "n3"):
             cluster.kill(name)
         with pytest.raises(InvalidInput, match="cannot be created: no node runs"):

@@ -80,7 +80,9 @@ async def test_more_and_fewer_replicas() -> None:
         await until(coordinator, "sync=n1,n2,n3")
         await publish(coordinator, b"two")
         assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one", b"two"]] * 3
-        leader = coordinator.replica_sets["t", 0].state.leader
+        replicas = coordinator.replica_sets["t", 0]
+        leader = replicas.state.replicas[-1]
+        coordinator.elect(replicas, leader)
         admin.update_topic(coordinator, "t", replica=1)
         assert list(roles(coordinator)) == [leader]
 
@@ -333,11 +335,14 @@ async def test_leadership_moves_to_another_replica_and_the_old_leader_follows() 
     assert coordinator.load() == {name: (int(leader), 1) for name, leader in leads.items()}
 
 
-async def test_nothing_is_moved_from_an_unknown_node() -> None:
+async def test_nothing_is_moved_from_an_unknown_or_dead_node() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
     await admin.remove_node(coordinator, "n9")
     assert len(coordinator.usable()) == 3
+    coordinator.members["n1"].alive = False
+    await admin.remove_node(coordinator, "n1")
+    assert coordinator.replica_sets["t", 0].state.replicas == ["n1", "n2"]
 
 
 def test_watchers_learn_of_new_topics_new_leaders_and_deleted_topics() -> None:

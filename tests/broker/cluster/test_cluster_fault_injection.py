@@ -204,18 +204,6 @@ def test_killed_servers_lookup_faults_and_a_stopped_clock_are_pending(generation
         assert faults.pending() == {}
 
 
-def test_cuts_that_are_repeated_do_not_add_up() -> None:
-    with Cluster(1) as cluster:
-        cluster.create_topic("t")
-        for _ in range(5):
-            cluster.faults.cut("n1")
-        with BlockingClient(cluster.nodes["n1"].tcp) as talker, pytest.raises((EOFError, ConnectionError)):
-            talker.ask("PUB t 0", b"x")
-        assert not cluster.faults.pending()
-        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
-            assert talker.ask("PUB t 0", b"x") == b"OK"
-
-
 def test_swallowed_bytes() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")

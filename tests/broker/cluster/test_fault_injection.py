@@ -1,14 +1,11 @@
-"""Faults of a node, and the clock that tests control."""
+"""Faults of a node."""
 
 from __future__ import annotations
-
-import time
 
 import anyio
 import pytest
 
 from nsqext.broker.fault_injection import NodeFaults, Rule
-from nsqext.broker.runtime import Clock
 from nsqext.protocol.server.request_error import RequestError
 
 pytestmark = pytest.mark.anyio
@@ -108,19 +105,3 @@ def test_heal_removes_all_faults() -> None:
         [],
         None,
     )
-
-
-def test_the_clock_runs_stops_and_jumps() -> None:
-    clock = Clock()
-    began = time.monotonic()
-    assert began <= clock.now() <= time.monotonic()
-    clock.stop()
-    clock.stop()
-    held, wall = clock.now(), clock.wall()
-    clock.advance(60)
-    assert clock.now() == pytest.approx(held + 60)
-    assert clock.wall() - wall == 60_000_000_000
-    clock.run()
-    clock.run()
-    assert clock.now() >= held + 60
-    assert clock.now() < held + 61

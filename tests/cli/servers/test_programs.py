@@ -326,23 +326,6 @@ def test_https(tmp_path: Path) -> None:
         assert httpx.get(url, verify=context).text == "OK"
 
 
-def test_tls_cannot_be_required_without_a_certificate(tmp_path: Path) -> None:
-    ended = run("nsqd", *LOCAL, "-data-path", str(tmp_path), "--tls-required")
-    assert (ended.returncode, "cannot require TLS client connections without TLS key and cert" in ended.stderr) == (
-        1,
-        True,
-    )
-
-
-def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
-    with (
-        running("nsqd", "--generation", "redesigned", *LOCAL, "-data-path", str(tmp_path)) as program,
-        BlockingClient(program.address("TCP")) as talker,
-    ):
-        assert talker.ask("INTERNAL_CREATE_TOPIC topic 0") == b"OK"
-        assert talker.ask("PUB topic 0", b"x") == b"OK"
-
-
 def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
     with running(
         "nsqlookupd", "--generation=redesigned", "--alsologtostderr=false", "--log-level=2", *LOCAL
@@ -353,6 +336,7 @@ def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
             BlockingClient(nsqd.address("TCP")) as talker,
         ):
             assert talker.ask("INTERNAL_CREATE_TOPIC topic 1 true") == b"OK"
+            assert talker.ask("PUB topic 1", b"x") == b"OK"
             eventually(lambda: list(lookup(lookupd.address("HTTP"), "/lookup", topic="topic")["partitions"]) == ["1"])
 
 

@@ -56,6 +56,8 @@ def test_the_flags_of_nsqd_are_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     node = found.node
     assert (node.broadcast_address, node.mem_queue_size) == (socket.gethostname(), 8)
     assert (node.auth_addresses, node.auth_method) == (("a:9",), "post")
+    with pytest.raises(InvalidSetting, match="--max-deflate-level must be"):
+        nsqd_settings(monkeypatch, "-max-deflate-level=10")
 
 
 def test_the_flags_of_the_redesigned_nsqd_that_change_what_clients_see(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -57,58 +57,59 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
         assert process.stderr.read() == b""
 
 
-def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Mapping[str, Any]] = []
-    producers: list[Mapping[str, object]] = []
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | Sequence[str], WebOptions, str]]:
+    """Lookup nodes, options and address of pages that are not served."""
+    found: list[tuple[str | Sequence[str], WebOptions, str]] = []
 
     async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
-        page = WebPage(lookupd, options)
-        found.extend((options.settings, page._pages._settings))
-        producers.append(page._producer.settings)
+        found.append((lookupd, options, str(address)))
 
     monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
+    return found
+
+
+def web(*words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["web", *words])
+    assert ended.value.code == 0
+
+
+def test_the_page_connects_with_the_settings_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, pages: list[tuple[str, WebOptions, str]]
+) -> None:
     monkeypatch.setenv("NSQEXT_TLS", "true")
     monkeypatch.setenv("NSQEXT_LOOKUP_AUTH_SECRET", "hush")
-    with pytest.raises(SystemExit) as ended:
-        main(["web", "--url", "nsq://127.0.0.1:1?auth_secret=hush"])
-    assert ended.value.code == 0
-    for settings in found:
+    web("--url", "nsq://127.0.0.1:1?auth_secret=hush")
+    ((lookupd, options, _),) = pages
+    page = WebPage(lookupd, options)
+    for settings in (options.settings, page._pages._settings):
         assert (settings["tls"], settings["auth_secret"], settings["lookup_auth_secret"]) == (True, "hush", "hush")
-    assert len(found) == 2
-    assert [(one["tls"], one["auth_secret"]) for one in producers] == [(True, "***")]
+    producer = page._producer.settings
+    assert (producer["tls"], producer["auth_secret"]) == (True, "***")
 
 
-def test_the_page_is_of_the_context_as_for_other_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found: list[str | Sequence[str]] = []
-
-    async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
-        found.append(lookupd)
-
+def test_the_page_is_of_the_context_as_for_other_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pages: list[tuple[str, WebOptions, str]]
+) -> None:
     contexts = tmp_path / "contexts.toml"
     contexts.write_text('current = "prod"\n[contexts]\nprod = "nsq://prod:1"\ntest = "nsq://test:2"\n')
-    monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
     monkeypatch.setenv("NSQEXT_CONTEXTS_FILE", str(contexts))
     for words in ((), ("--context", "test"), ("--lookupd", "given:3")):
-        with pytest.raises(SystemExit):
-            main(["web", *words])
-    assert found == ["prod:1", "test:2", "given:3"]
+        web(*words)
+    assert [lookupd for lookupd, _, _ in pages] == ["prod:1", "test:2", "given:3"]
 
 
-def test_the_options_of_the_command_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found: list[tuple[WebOptions, str]] = []
-
-    async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
-        found.append((options, str(address)))
-
-    monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
+def test_the_options_of_the_command_are_those_of_the_page(
+    tmp_path: Path, pages: list[tuple[str, WebOptions, str]]
+) -> None:
     (tmp_path / "auth").write_text("ann:secret\n")
     words = f"--host 192.0.2.1 --port 1 --http-host x --write --interval 2 --basic-auth-file {tmp_path / 'auth'}"
-    for more in ("", " --proxy-header X-User"):
-        with pytest.raises(SystemExit):
-            main(["web", *words.split(), *more.split()])
-    (options, address), (proxied, _) = found
+    web(*words.split())
+    web("--host", "192.0.2.1", "--proxy-header", "X-User")
+    (_, options, address), (_, proxied, _) = pages
     assert (options.write, options.interval, options.http_hosts, address) == (True, 2.0, ("x",), "192.0.2.1:1")
-    assert (options.basic_auth, options.proxy_header, proxied.proxy_header) == ("ann:secret", None, "X-User")
+    assert (options.basic_auth, proxied.basic_auth, proxied.proxy_header) == ("ann:secret", None, "X-User")
 
 
 def test_a_port_without_a_page_is_refused() -> None:

@@ -100,7 +100,9 @@ class LookupOptions:
             if not callable(self.node_filter):
                 raise InvalidSetting(f"node_filter={self.node_filter!r} is not a function of host:port")
             check_plain_function("node_filter", self.node_filter)
-        if self.address_map is not None and not callable(self.address_map):
+        if callable(self.address_map):
+            check_plain_function("address_map", self.address_map)
+        elif self.address_map is not None:
             _check_address_map(self.address_map)
 
     def reached_at(self, listed: Address) -> Address:

@@ -14,7 +14,7 @@ from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.blocking import LeftThreads, in_thread
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
-from nsqext.client.consumer.handler_functions import stand_in
+from nsqext.client.consumer.handler_functions import check_handler_function, stand_in
 from nsqext.client.consumer.handlers.forgotten_await import check_awaited
 from nsqext.client.consumer.handlers.unused_result import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
@@ -101,7 +101,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         With ``auto_finish=False`` any thread answers a message later.
 
         Raises:
-            InvalidSetting: a coroutine function, or a second handler.
+            InvalidSetting: a coroutine function, a generator, or a second handler.
         """
 
         def register(function: H) -> H:
@@ -147,6 +147,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
             raise InvalidSetting(f"the handler {function!r} is not a function", hint="declare it with 'def'")
         if is_coroutine_function(function):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
+        check_handler_function(function)
         return in_thread(function, self._threads)
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:

@@ -14,6 +14,7 @@ import pytest
 
 from nsqext import Admin, App, Consumer, Lookup, Producer, client, sync
 from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
 
 _MOST = 5
 
@@ -86,3 +87,21 @@ def test_a_client_that_is_pickled_or_copied_is_named_in_the_error(shown: str) ->
     for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=re.escape(f"{shown} cannot be pickled or copied")):
             duplicate(client_of_this_process)
+
+
+async def _coroutine(*_: object) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Consumer("t", "ch", "l:4161", key=_coroutine), "key"),  # type: ignore[arg-type]
+        (lambda: Consumer("t", "ch", "l:4161", address_map=_coroutine), "address_map"),  # type: ignore[arg-type]
+        (lambda: Producer("l:4161", address_map=_coroutine), "address_map"),  # type: ignore[arg-type]
+        (lambda: Producer("l:4161", key_hash=_coroutine), "key_hash"),  # type: ignore[arg-type]
+    ],
+)
+def test_coroutine_functions_that_nothing_would_await_are_refused(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name}=.*is a coroutine function, which would not be awaited"):
+        make()

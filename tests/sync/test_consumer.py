@@ -24,7 +24,7 @@ from nsqext.sync.loop import shared_loop
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from nsqext.broker import Cluster
     from nsqext.client.consumer.message import Message
@@ -210,12 +210,24 @@ def test_invalid_arguments(cluster: Cluster) -> None:
     async def handle(message: sync.Message) -> None:
         """Never called."""
 
+    def yields(message: object) -> Iterator[None]:
+        yield
+
+    async def yields_later(message: object) -> AsyncIterator[None]:
+        yield
+
     with pytest.raises(InvalidSetting, match="coroutine function"):
         consumer.handler(handle)  # type: ignore[type-var]
     with pytest.raises(InvalidSetting, match="not a function"):
         consumer.handler(cast("Callable[..., None]", 5))
     with pytest.raises(InvalidSetting, match="not a function"):
         consumer.batch_handler()(cast("Callable[..., None]", None))
+    generators: tuple[Any, ...] = (yields, yields_later)
+    for generator in generators:  # messages would be finished, although it never runs
+        with pytest.raises(InvalidSetting, match="remove 'yield' from it"):
+            consumer.handler(generator)
+        with pytest.raises(InvalidSetting, match="remove 'yield' from it"):
+            consumer.batch_handler()(generator)
     with pytest.raises(InvalidState, match="no handler"):
         consumer.run()
     with pytest.raises(InvalidState, match="not open"):

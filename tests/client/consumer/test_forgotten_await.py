@@ -9,11 +9,15 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Message, MessageBatch, Producer
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited
 from nsqext.client.consumer.handlers.message_keys import lane_number
+from nsqext.errors import InvalidState
 from nsqext.middleware import Decompress, Deduplicate
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
     from nsqext.broker import Cluster
     from nsqext.middleware import Middleware
 
@@ -126,3 +130,25 @@ async def test_a_message_that_its_handler_requeues_waits_for_the_end_of_its_hand
     with anyio.fail_after(20):
         await consumer.serve()
     assert [attempts for key, attempts in seen if key == first] == [1, 2, 3]
+
+
+def test_a_generator_that_has_not_run_is_a_failure() -> None:
+    """As of a decorator, behind which nothing shows that the handler is a generator."""
+    ran = list[int]()
+
+    def one() -> Iterator[int]:
+        ran.append(1)
+        yield 1
+
+    async def later() -> AsyncIterator[int]:
+        ran.append(1)
+        yield 1
+
+    for result in (one(), later()):
+        with pytest.raises(InvalidState, match=r"returned the generator .*(one|later), which has not run"):
+            check_awaited(result)
+    begun = one()
+    next(begun)
+    for used in (begun, None, [1], "text", map(str, ())):
+        check_awaited(used)
+    assert ran == [1]

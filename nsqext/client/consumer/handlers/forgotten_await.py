@@ -16,10 +16,16 @@ def requeue_not_awaited() -> InvalidState:
 
 
 def check_awaited(result: object) -> None:
-    """Raise InvalidState for a result that is a coroutine: what the handler should do has not happened."""
+    """Raise InvalidState for a coroutine or generator that has not run: what the handler should do has not happened."""
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidState(
             f"the handler returned the coroutine {result.__qualname__}, and did not await it",
             hint="write 'return await …'",
+        )
+    idle = inspect.isgenerator(result) and inspect.getgeneratorstate(result) == inspect.GEN_CREATED
+    if idle or inspect.isasyncgen(result):
+        raise InvalidState(
+            f"the handler returned the generator {getattr(result, '__qualname__', '')}, which has not run",
+            hint="remove 'yield' from it, or read what it yields in the handler",
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
+from nsqext.arguments import check_plain_function
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting
 
 __all__ = (
@@ -121,6 +122,7 @@ PARTITIONERS: dict[str, KeyHash] = {
 def key_hash(strategy: str | KeyHash) -> KeyHash:
     """Return the function for a name, or the given function; raises InvalidSetting for an unknown name."""
     if callable(strategy):
+        check_plain_function("key_hash", strategy)
         return strategy
     found = PARTITIONERS.get(strategy)
     if found is None:

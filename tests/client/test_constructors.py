@@ -96,7 +96,6 @@ async def _coroutine(*_: object) -> str:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: Consumer("t", "ch", "l:4161", key=_coroutine), "key"),  # type: ignore[arg-type]
         (lambda: Consumer("t", "ch", "l:4161", address_map=_coroutine), "address_map"),  # type: ignore[arg-type]
         (lambda: Producer("l:4161", address_map=_coroutine), "address_map"),  # type: ignore[arg-type]
         (lambda: Producer("l:4161", key_hash=_coroutine), "key_hash"),  # type: ignore[arg-type]

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from attrs import field, frozen
 
-from nsqext.arguments import (
-    check_counts,
-    check_groups,
-    check_kinds,
-    check_number,
-    check_plain_function,
-    check_times,
-    is_number,
-)
+from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times, is_number
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.identify import (
@@ -197,8 +189,6 @@ class ConsumerOptions:
         self._check_key_tags()
         if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
             raise InvalidSetting(f"key={self.key!r} is neither the name of a header nor a function")
-        if callable(self.key):
-            check_plain_function("key", self.key)
         if self.partitions is not None:
             if not self.partitions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, fields, frozen
 
-from nsqext.arguments import (
-    check_counts,
-    check_groups,
-    check_kinds,
-    check_number,
-    check_plain_function,
-    check_times,
-)
+from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times
 from nsqext.errors import ExtendNotSupported, InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
@@ -71,8 +64,6 @@ class ProducerOptions:
     def __attrs_post_init__(self) -> None:
         if self.key_hash != _KEY_HASH:
             self.key_function()
-        if callable(self.key_hash):
-            check_plain_function("key_hash", self.key_hash)
         if self.key_tags:
             from nsqext.key_ranges import check_key_tags
 

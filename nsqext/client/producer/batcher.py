@@ -295,29 +295,34 @@ class Batcher:
     async def _publish(self, batch: list[_Pending]) -> None:
         outcomes: Sequence[Outcome] = ()
         while batch and not outcomes:
+            keys = {turn.key for _, _, turn in batch if turn is not None}
+            messages = [request.message for request, _, _ in batch]
+            call = Publishing(topic=self._topic, messages=messages, batch=True, entered=keys)
             try:
-                keys = {turn.key for _, _, turn in batch if turn is not None}
-                messages = [request.message for request, _, _ in batch]
-                call = Publishing(topic=self._topic, messages=messages, batch=True, entered=keys)
-                outcomes = _checked(await self._publisher.publish(call), call)
-            except BatchFailed as error:
-                outcomes = error.outcomes
-            except InvalidState as error:
-                unsent = self._unsent()
-                unsent.__cause__ = error
-                outcomes = [unsent] * len(batch)
-            except NsqError as error:
-                if isinstance(error, InvalidInput) and error.index is not None:
-                    # nothing was sent: the other messages are published without it
+                outcomes = _checked(await self._publisher.publish(call), call, len(batch))
+            except InvalidInput as error:
+                if error.index is None or error.index >= len(batch) or call.receipts:
+                    outcomes = self._outcomes_of(error, call, len(batch))
+                else:  # nothing was sent: the other messages are published without it
                     self._settle([batch.pop(error.index)], [error])
-                else:
-                    outcomes = [error] * len(batch)
-            except Exception as error:  # of the program's middleware, before or behind the publish
-                failed = delivery_unknown(f"{type(error).__name__}: {error}", topic=self._topic)
-                failed.__cause__ = error
-                outcomes = [failed] * len(batch)
+            except Exception as error:
+                outcomes = self._outcomes_of(error, call, len(batch))
         self._flying = []
         self._settle(batch, outcomes)
+
+    def _outcomes_of(self, error: Exception, call: Publishing, count: int) -> Sequence[Outcome]:
+        """Return the outcomes of messages whose publish raised an error, maybe of the program's middleware."""
+        if isinstance(error, NsqError) and not call.receipts:
+            if isinstance(error, InvalidState):
+                unsent = self._unsent()
+                unsent.__cause__ = error
+                return [unsent] * count
+            outcomes = error.outcomes if isinstance(error, BatchFailed) else [error] * count
+            if len(outcomes) == count:
+                return outcomes
+        unknown = delivery_unknown(f"{type(error).__name__}: {error}", topic=self._topic)
+        unknown.__cause__ = error
+        return [unknown] * count
 
     def _settle(self, batch: Sequence[_Pending], outcomes: Sequence[Outcome]) -> None:
         for (request, _, turn), outcome in zip(batch, outcomes, strict=True):
@@ -352,9 +357,9 @@ class Batcher:
             self._flushing -= 1
 
 
-def _checked(receipts: Sequence[Receipt], call: Publishing) -> Sequence[Receipt]:
+def _checked(receipts: Sequence[Receipt], call: Publishing, count: int) -> Sequence[Receipt]:
     """Return the receipts of a batch; raises DeliveryUnknown if middleware did not return one for each message."""
-    if len(receipts) != len(call.messages):
-        reason = f"middleware has returned {len(receipts)} receipts for {len(call.messages)} messages"
+    if len(receipts) != count:
+        reason = f"middleware has returned {len(receipts)} receipts for {count} messages"
         raise delivery_unknown(reason, topic=call.topic)
     return receipts

@@ -178,6 +178,20 @@ async def test_flush_raises_failures_and_keeps_them_for_the_caller() -> None:
         await batcher.flush()
 
 
+async def test_a_cancelled_flush_ends_only_its_wait() -> None:
+    publisher = _Publisher()
+    publisher.gate = anyio.Event()
+    async with _batcher(publisher, BatcherLimits(linger=60)) as batcher:
+        await batcher.add(b"x")
+        with anyio.move_on_after(0.01):
+            await batcher.flush()
+        publisher.gate.set()
+        await until(lambda: batcher.pending == 0)
+        await batcher.add(b"y")
+        await anyio.wait_all_tasks_blocked()
+        assert publisher.batches == [[b"x"]], "the next message lingers"
+
+
 async def test_exit_raises_failures_unless_another_error_is_raised() -> None:
     publisher = _Publisher()
     publisher.failing = BatchFailed([PublishFailed("no leader")])
@@ -300,19 +314,36 @@ async def test_invalid_limits_are_refused(limits: dict[str, float]) -> None:
 
 async def test_middleware_that_fails_or_returns_no_receipts_does_not_end_the_producer() -> None:
     """An exception ended producer and batcher; without receipts the batcher published again without end."""
+    others = BatchFailed([PublishFailed("of another call")] * 2)
 
     class Bad(Middleware):
         async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-            if publishing.messages[0].body == b"none":
-                return ()
-            raise KeyError("no schema")
+            match publishing.messages[0].body:
+                case b"none":
+                    return ()
+                case b"fewer":
+                    publishing.messages = []
+                case b"late":
+                    await send_next(publishing)
+                    raise InvalidState("another producer is closed")
+                case b"others":
+                    raise others
+                case b"raises":
+                    raise KeyError("no schema")
+            return await send_next(publishing)
 
     async with (
         scripted_node(obey()) as node,
         Producer(nsqd=str(node), middleware=[Bad()]) as producer,
         producer.batcher("t", linger=0) as batcher,
     ):
-        for body, reason in ((b"raises", "KeyError: 'no schema'"), (b"none", "returned 0 receipts for 1 messages")):
+        for body, reason in (
+            (b"raises", "KeyError: 'no schema'"),
+            (b"none", "returned 0 receipts for 1 messages"),
+            (b"fewer", "returned 0 receipts for 1 messages"),
+            (b"late", "InvalidState: another producer is closed"),
+            (b"others", "BatchFailed: 2 of 2"),
+        ):
             with anyio.fail_after(25), pytest.raises(DeliveryUnknown, match=reason):
                 await batcher.publish(body)
 

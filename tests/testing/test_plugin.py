@@ -180,8 +180,9 @@ def test_c_publishes(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
         producer.publish(nsq_topic, b"hi")
 
-def test_d_stops_it(nsq_cluster, nsq_topic):
-    nsq_cluster.stop()
+def test_d_stops_it(request):
+    request.getfixturevalue("nsq_topic")
+    request.getfixturevalue("nsq_cluster").stop()
 
 def test_e_publishes(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 import random
 import time
 from random import Random
@@ -15,7 +17,7 @@ import pytest
 
 from nsqext import Admin, Consumer, Producer
 from nsqext.errors import InvalidState
-from nsqext.testing import NetworkOptions, SimulationFailed, World, simulate
+from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import Fault, run_seed
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.seams import EPOCH
@@ -115,12 +117,62 @@ async def sets_the_clock(world: World) -> None:
     async with world.inject_faults():
         await anyio.sleep(2)
         assert time.time() - EPOCH - world.now == pytest.approx(7200 * 0.25)
+        assert time.time_ns() / 1e9 - EPOCH - world.now == pytest.approx(7200 * 0.25)
     assert time.time() - EPOCH == pytest.approx(world.now)
     assert time.time_ns() / 1e9 - EPOCH == pytest.approx(world.now)
 
 
 def test_the_wall_clock_is_set_until_the_faults_end() -> None:
     assert run_seed(sets_the_clock, 1, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)]).error is None
+
+
+async def sees_a_stall_end_and_blocks_a_link(world: World) -> None:
+    async with world.inject_faults():
+        await anyio.sleep(1)
+        assert world.network.stalled == {"client"}
+        await anyio.sleep(1)
+        assert not world.network.stalled
+        world.network.block("client", "n1")
+    assert not world.network.blocked, "the end of the block heals everything"
+
+
+def test_a_stall_ends_and_links_are_healed() -> None:
+    assert run_seed(sees_a_stall_end_and_blocks_a_link, 1, [Fault("stall", 0.5, 1.0, "n1", 0.4)]).error is None
+
+
+async def has_one_extended_topic(world: World) -> None:
+    await world.cluster.create_topic("orders", extend=True)
+    world.cluster.upgraded += ["orders"]
+    async with world.inject_faults():
+        await anyio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "effective"),
+    [
+        (("upgrade",), set()),
+        (("recreate", "kill"), {"kill"}),
+        (("kill", "freeze", "terminate"), {"kill"}),
+        (("cut",), set()),
+        (("half_open",), set()),
+        (("move",), set()),
+    ],
+)
+def test_a_fault_that_changes_nothing_has_no_effect(kinds: tuple[str, ...], effective: set[str]) -> None:
+    faults = [Fault(kind, number / 10, 2.0, "n1", 0.4) for number, kind in enumerate(kinds)]
+    run = run_seed(has_one_extended_topic, 1, faults, nodes=1)
+    assert (run.error, {*run.effective}) == (None, effective)
+
+
+async def injects_kills(world: World) -> None:
+    if world.faults[0].kind == "kill":
+        async with world.inject_faults():
+            await anyio.sleep(1)
+
+
+def test_faults_of_runs_that_inject_none_need_no_effect() -> None:
+    runs = simulate(injects_kills, seeds=10, faults=FaultOptions(kinds=["kill", "refuse"], count=(1, 1)))
+    assert {run.injected for run in runs} == {True, False}
 
 
 async def connects_after_a_refusal(world: World) -> None:
@@ -205,6 +257,46 @@ def test_data_that_was_sent_on_a_blocked_link_arrives_afterwards() -> None:
     network.unblock("client", "server")
     later(network, 1.0)
     assert server.recv(10) == b"waits"
+
+
+@pytest.mark.parametrize("link", [("client", "server"), ("server", "client")])
+def test_no_connection_opens_while_a_direction_is_blocked(link: tuple[str, str]) -> None:
+    network = Network(Random(1), WHOLE)
+    network.block(*link)
+    with pytest.raises(BlockingIOError, match=os.strerror(errno.EAGAIN)):
+        connected(network)
+
+
+def test_bytes_arrive_in_their_order_whatever_delays_them() -> None:
+    network = Network(Random(1), NetworkOptions(latency=(0.0001, 0.5), partial=0.0))
+    client, server = connected(network)
+    for number in range(20):
+        client.send(b"%02d" % number)
+    later(network, 60.0)
+    assert server.recv(100) == b"".join(b"%02d" % number for number in range(20))
+
+
+def test_a_connection_that_is_cut_has_ended_at_both_ends() -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    network.cut(server)
+    for end in (client, server):
+        with pytest.raises(ConnectionResetError):
+            end.recv(10)
+        assert end.recv(10) == b"", "the error is reported once"
+
+
+def test_a_stalled_process_neither_reads_nor_writes() -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    server.send(b"unread")
+    later(network, 1.0)
+    network.stalled.add("client")
+    for use in (lambda: client.send(b"x"), lambda: client.recv(10)):
+        with pytest.raises(BlockingIOError):
+            use()
+    network.stalled.clear()
+    assert (client.recv(10), client.send(b"x")) == (b"unread", 1)
 
 
 def test_a_slow_link_delays_what_it_carries() -> None:

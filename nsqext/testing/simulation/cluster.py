@@ -132,7 +132,10 @@ class SimulatedCluster(NotedCalls):
 
     @awaited
     async def upgrade_topic(self, name: str) -> bool:
-        """Make a topic an extend topic; return whether the cluster accepted."""
+        """Make a topic an extend topic; return whether it exists and was none before."""
+        found = self.runtime.coordinator.topics.get(name)
+        if found is None or found.spec.extend:
+            return False
         with suppress(NsqError), as_server():
             self.runtime.upgrade_topic(name)
             return True

@@ -111,6 +111,8 @@ _Begin = Callable[["Injector", Fault], Awaitable[End] | End]
 
 def _stop(how: Callable[[SimulatedCluster, str], Awaitable[None]]) -> _Begin:
     async def begin(at: Injector, fault: Fault) -> End:
+        if fault.target in at.cluster.down:
+            at.no_effect()
         await how(at.cluster, fault.target)
         return lambda: at.cluster.restart(fault.target)
 
@@ -147,17 +149,15 @@ def _stall(at: Injector, fault: Fault) -> End:
 def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable[..., Awaitable[bool]]) -> _Begin:
     async def begin(at: Injector, fault: Fault) -> End:
         names = names_in(at.cluster)
-        if not names:
-            return at.no_effect()
-        await how(at.cluster, names[int(fault.chance * len(names))])
-        return None
+        changed = names and await how(at.cluster, names[int(fault.chance * len(names))])
+        return None if changed else at.no_effect()
 
     return begin
 
 
 def _freeze(at: Injector, fault: Fault) -> End:
     if fault.target in at.cluster.down:
-        return None
+        return at.no_effect()
     at.cluster.freeze(fault.target)
     return lambda: at.cluster.thaw(fault.target) if fault.target not in at.cluster.down else None
 
@@ -167,8 +167,9 @@ async def _move(at: Injector, fault: Fault) -> End:
     if not places:
         return at.no_effect()
     topic, partition = places[int(fault.chance * len(places))]
-    await at.cluster.move_leader(topic, partition, fault.target)
-    return None
+    leads = at.cluster.leader(topic, partition) == fault.target
+    moved = await at.cluster.move_leader(topic, partition, fault.target) and not leads
+    return None if moved else at.no_effect()
 
 
 def _links(at: Injector, target: str, directions: str) -> list[tuple[str, str]]:
@@ -226,18 +227,21 @@ def _cut(at: Injector, fault: Fault) -> End:
         for sock in network.connections(fault.target):
             if random.random() < share:
                 network.cut(sock)
+                at.effective.add(fault.kind)
 
     for _ in range(random.randint(1, 10)):
         network.call_at(network.now + random.uniform(0.0, fault.seconds), cut, 0.1 + 0.9 * fault.chance)
-    return None
+    return at.no_effect()  # so far
 
 
 def _half_open(at: Injector, fault: Fault) -> End:
     random = at.random_of(fault)
+    at.no_effect()
     for sock in at.network.connections(fault.target):
         if sock.peer is not None and random.random() < 0.2 + fault.chance / 2:
             # the server's end is lost, or a client's end, which the server notices when it sends a heartbeat
             at.network.forget(sock if random.random() < 0.5 else sock.peer)
+            at.effective.add(fault.kind)
     return None
 
 
@@ -317,8 +321,10 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_partition": _blocking("io"),
 }
 _DISK_KINDS = frozenset(("disk_full", "disk_failing", "disk_slow"))
-_NODES_KINDS = frozenset(("separate", "move"))  # need two nodes
+_NODES_KINDS = frozenset(("separate", "move", "lookup_wrong"))  # need two nodes
 _NEEDS = {
+    "cut": "connect clients before faults are injected",
+    "half_open": "connect clients before faults are injected",
     "recreate": "name topics in world.cluster.recreated",
     "upgrade": "name topics without extend support in world.cluster.upgraded",
     "move": "create a topic before faults are injected",

@@ -18,6 +18,7 @@ class Links(Protocol):
 
     listeners: dict[int, SimulatedSocket]
     dead: set[str]
+    stalled: set[str]
 
     def next_number(self) -> int: ...
     def take_fd(self, sock: SimulatedSocket, /) -> int: ...
@@ -137,7 +138,7 @@ class SimulatedSocket(socket.socket):
         if self.host in self.network.dead:
             return len(data)
         room = self.room
-        if room <= 0:
+        if room <= 0 or self.host in self.network.stalled:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return self.network.send(self, bytes(data[:room]))
 
@@ -149,6 +150,8 @@ class SimulatedSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         self._check()
+        if self.host in self.network.stalled:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if self.buffer:
             data = bytes(self.buffer[:size])
             del self.buffer[:size]

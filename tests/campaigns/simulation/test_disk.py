@@ -17,8 +17,8 @@ from nsqext.testing.simulation.network import Network
 
 
 @contextmanager
-def disk_of(seed: int) -> Iterator[SimulatedDisk]:
-    disk = SimulatedDisk(Network(Random(seed)), Random(seed))
+def disk_of(seed: int, network: Network | None = None) -> Iterator[SimulatedDisk]:
+    disk = SimulatedDisk(network or Network(Random(seed)), Random(seed))
     with ExitStack() as stack:
         for name, function in disk.replacements():
             stack.enter_context(patch.object(os, name, function))
@@ -101,3 +101,23 @@ def test_a_failing_disk_does_not_sync_what_it_has_taken() -> None:
         disk.failing.add("n1")
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             os.fsync(out)
+
+
+def test_a_sync_takes_time_on_a_slow_disk() -> None:
+    network, spent = Network(Random(1)), list[float]()
+    with disk_of(1, network) as disk:
+        disk.slow["n1"] = 5.0
+        for node in ("n2", "n1"):
+            (disk.root / node).mkdir(parents=True)
+            append(disk.root / node / "queue", b"x", sync=True)
+            spent.append(network.now)
+    assert spent[0] == 0.0 < spent[1] <= 5.0
+
+
+def test_files_are_closed_by_a_loss_of_power() -> None:
+    with disk_of(1) as disk:
+        (disk.root / "n1").mkdir(parents=True)
+        out = os.open(disk.root / "n1" / "queue", os.O_WRONLY | os.O_CREAT)
+        disk.lose_power("n1")
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.write(out, b"x")

@@ -42,7 +42,7 @@ class FakeConnection:
         self.received_at = 0.0
         self.heartbeat_interval = 30.0
         self.busy = False
-        self.notices: list[str] = []
+        self.notices: list[object] = []
         self.ticks = 0
         self.requests: list[bytes] = []
         self.on_messages: Callable[[list[bytes]], None] | None = None

@@ -125,6 +125,7 @@ async def test_the_total_may_be_changed_and_paused(scene: Scene, monkeypatch: py
     with pytest.raises(InvalidSetting):
         consumer.max_in_flight = 0
     consumer.pause("t")
+    assert ready(one) == [0], "at once"
     settle()
     assert (ready(one, other), consumer.paused, consumer.paused_topics) == ([0, 4], False, frozenset({"t"}))
     consumer.pause()

@@ -211,12 +211,18 @@ async def test_only_the_messages_that_an_outdated_plan_left_are_published_again(
 
 
 async def test_nothing_is_published_again_if_a_batch_failed_for_another_reason() -> None:
-    calls = Calls(ExtendNotSupported("created again"), BadMessage("E_BAD_MESSAGE"), b"OK")
-    calls.bench.routes.upgrades = [False]
-    with pytest.raises(BatchFailed) as caught:
-        await calls.publish(*(OutgoingMessage(b"x", key=str(number)) for number in range(2)))
-    assert {type(one) for one in caught.value.outcomes} == {ExtendNotSupported, BadMessage}
-    assert len(calls.sent) == 2
+    keyed = [OutgoingMessage(b"x", key=str(number)) for number in range(2)]
+    refused, gone = BadMessage("E_BAD_MESSAGE"), InvalidPartition("created again with fewer partitions")
+    for outcomes, messages, partition in (
+        ([ExtendNotSupported("created again"), refused], keyed, None),
+        ([gone], [b"x"], 0),  # the caller has chosen it
+    ):
+        calls = Calls(*outcomes, b"OK")
+        calls.bench.routes.upgrades = [False]
+        with pytest.raises(BatchFailed) as caught:
+            await calls.publish(*messages, partition=partition)
+        assert {type(one) for one in caught.value.outcomes} == set(map(type, outcomes))
+        assert len(calls.sent) == len(outcomes)
 
 
 async def test_the_time_of_a_later_batch_begins_when_the_batch_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import DeliveryUnknown, Lookup, Producer, ProducerStatistics, PublishFailed, Receipt
+from nsqext import DeliveryUnknown, Lookup, OutgoingMessage, Producer, ProducerStatistics, PublishFailed, Receipt
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.errors import (
     BatchFailed,
@@ -24,7 +24,7 @@ from nsqext.errors import (
 from nsqext.errors.server import BadMessage
 from nsqext.middleware import Middleware
 from tests.support.fake_lookupd import node_json
-from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.fake_nsqd import PLAIN, REDESIGNED, Peer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing, quick
 from tests.support.sleeps import settled
 
@@ -326,6 +326,25 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun() -> None:
             await settled()
             lookup.set_leaders({0: one, 1: two}, num=2)
     assert len(receipts) == 20
+
+
+async def test_closing_waits_for_a_call_that_connects_to_learn_what_the_node_accepts() -> None:
+    identify = anyio.Event()
+
+    async def late(peer: Peer) -> None:
+        await identify.wait()
+        await peer.handshake(REDESIGNED)
+        await obey()(peer)
+
+    async with bounded(), scripted_node(late, granted=None) as node:
+        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick()) as producer:
+            tasks.start_soon(producer.publish_many, "t", [OutgoingMessage(b"x", headers={"a": "b"})])
+            await until(lambda: node.peers)
+            tasks.start_soon(producer.aclose)
+            await until(lambda: "closing" in repr(producer))
+            await settled()
+            identify.set()
+        assert producer.statistics().stored == 1
 
 
 @pytest.mark.usefixtures("impatient")

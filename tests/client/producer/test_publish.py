@@ -23,6 +23,7 @@ from nsqext.errors import (
     InvalidInput,
     InvalidName,
     InvalidPartition,
+    TopicNotFound,
 )
 from nsqext.errors.server import LeaderLost
 from nsqext.middleware import Middleware, Publishing, SendNext
@@ -460,6 +461,10 @@ async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key
     async with producing({}) as (_, (node,), lookup):
         async with Producer(str(lookup), middleware=[Counter()], close_timeout=100) as producer:
             publish = partial(producer.publish_many, "t", [b"x"]) if many else partial(producer.publish, "t", b"x")
+            lookup.refuse()
+            with pytest.raises(TopicNotFound):  # leaves its place among the messages of the key
+                await publish(key=key)
+            lookup.set_leaders({0: node}, num=1)
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(partial(publish, key=key))

@@ -136,6 +136,9 @@ def test_a_target_that_refused_is_avoided_for_a_while(monkeypatch: pytest.Monkey
     assert route.at(0).rest_until == 100.5
     now = 101.0
     assert {route.any().partition for _ in range(6)} == {0, 1}
+    assert route.partitions[0].rest_until == 0.0
+    route.at(0).refused()
+    now = 102.0
     assert route.at(0).rest_until == 0.0
 
 

@@ -129,12 +129,12 @@ def test_rejected_acknowledgements_are_no_response(data: bytes, kind: type[Excep
 
 def test_commands_after_a_fatal_error_were_not_read() -> None:
     client, (first, second, third) = _client(3)
-    client.receive_data(_error(b"E_TOPIC_NOT_EXIST "))
+    client.receive_data(_error(b"E_TOPIC_NOT_EXIST ") + _response())
     assert isinstance(first.error, TopicNotExist)
     assert client.error is first.error
     for reply in (second, third):
-        assert isinstance(reply.error, NotSent)
-        assert reply.error.__cause__ is client.error
+        assert (type(reply.error), reply.data) == (NotSent, None)
+        assert reply.error is not None and reply.error.__cause__ is client.error
     assert client.waiting == 0
     assert isinstance(client.loss(), NotSent)
 

@@ -337,14 +337,25 @@ async def test_an_anchor_behind_the_end_is_refused(
         await admin.delete_anchor(topic, 0, channel)
 
 
-async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics: dict[str, str]) -> None:
-    """The channel was created, but not moved: its position is not used as a start."""
+@pytest.mark.parametrize("requests", [1, 2])
+async def test_an_anchor_whose_creation_was_interrupted(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    """A channel that was not moved is at the end: its position is not used as a start."""
     topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
     async with SourceAdmin(access(servers.lookupd)) as admin:
-        leader, _ = await admin.leaders.leader(topic, 0)
-        for name in (f"{channel}.setup", channel):
-            await admin.leaders.nodes.change_channel(leader, topic, 0, "create", name)
+        left, change = iter(range(requests)), admin.leaders.nodes.change_channel
+
+        async def interrupted(*arguments: Any) -> None:
+            if next(left, None) is None:
+                raise InvalidState("killed")
+            await change(*arguments)
+
+        monkeypatch.setattr(admin.leaders.nodes, "change_channel", interrupted)
+        with pytest.raises(InvalidState, match="killed"):
+            await admin.create_anchor(topic, 0, channel, 4)
+        monkeypatch.undo()
         assert await admin.anchor_count(topic, 0, channel) is None
         await admin.create_anchor(topic, 0, channel, 4)
         assert await admin.anchor_count(topic, 0, channel) == 4

@@ -261,8 +261,10 @@ def test_rows_of_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
             time.sleep(0.03)
             edges.append(int(time.time() * 1000))
             time.sleep(0.03)
-    for skew in (5000, 5, 0):
+    for skew, count in ((3_600_000, 30), (5, 10), (0, 10)):
         monkeypatch.setattr(batch_plan, "SKEW_MS", skew)
+        ((_, start, end),) = planned(options(cluster, name, startingTimestamp=edges[0], endingTimestamp=edges[1]))
+        assert end - start == count
         for given, expected in (
             ({"startingTimestamp": edges[0]}, range(10, 30)),
             ({"endingTimestamp": edges[1]}, range(20)),

@@ -87,6 +87,7 @@ async def test_messages_and_indexes_outside_of_the_batch_are_refused() -> None:
 async def test_requeue_some_or_the_rest() -> None:
     batch, owner = batch_of(4)
     await batch.requeue([batch[2]], delay=5, backoff=True)
+    assert not batch.requeue_called, "it was awaited"
     await batch.requeue()
     assert owner.commands == ["REQ 3 5!", "REQ 1 0", "REQ 2 0", "REQ 4 0"]
 

@@ -57,9 +57,9 @@ async def test_failures_are_requeued_with_a_delay_that_grows() -> None:
     assert owner.commands == ["REQ 1 2!", "REQ 1 4!", "REQ 1 5!"]
 
 
-async def test_jitter_stays_within_its_share() -> None:
-    for chance, delay in ((-1.0, 1.5), (1.0, 2.5)):
-        options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25)
+async def test_jitter_stays_within_its_share_and_the_longest_delay() -> None:
+    for chance, longest, delay in ((-1.0, 900.0, 1.5), (1.0, 900.0, 2.5), (1.0, 2.0, 2.0)):
+        options = FailureOptions(requeue_delay=2.0, requeue_jitter=0.25, max_requeue_delay=longest)
         policy = FailurePolicy(options, None, EarlyMessages, RejectedCounts(), chance=partial(float, chance))
         assert policy.delay(make_message(RecordingOwner())) == delay
     drawn = FailurePolicy(FailureOptions(requeue_delay=2.0, requeue_jitter=0.25), None, EarlyMessages, RejectedCounts())

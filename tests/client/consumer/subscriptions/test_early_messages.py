@@ -162,17 +162,19 @@ def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "sent"),
+    ("delay", "timeout", "sent"),
     [
-        (-1.0, ["REQ 1 0"]),
-        (2.0, ["kept", "REQ 1 0"]),
-        (10.0, ["kept", "REQ 1 0"]),
-        (60.0, ["REQ 1 50", "kept", "REQ 1 0"]),
-        (1000.0, ["REQ 1 1000"]),  # on disk, where a message in flight holds up the others
+        (-1.0, 60.0, ["REQ 1 0"]),
+        (2.0, 60.0, ["kept", "REQ 1 0"]),
+        (10.0, 60.0, ["kept", "REQ 1 0"]),
+        (9.0, 10.0, ["REQ 1 9"]),  # it would time out, or be touched
+        (60.0, 60.0, ["REQ 1 50", "kept", "REQ 1 0"]),
+        (1000.0, 60.0, ["REQ 1 1000"]),  # on disk, where a message in flight holds up the others
     ],
 )
-def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str]) -> None:
+def test_a_message_that_is_due_soon_stays_in_flight(delay: float, timeout: float, sent: list[str]) -> None:
     early, owner, now, attempts = EarlyMessages(), RecordingOwner(), START, 0
+    owner.msg_timeout = timeout
     stored, due = round(START * 1e9), round((START + delay) * 1000)
 
     def requeue(message: Message, delay: float) -> None:

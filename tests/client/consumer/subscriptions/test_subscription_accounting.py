@@ -16,7 +16,8 @@ from nsqext.client.consumer.message import InFlightCount, KeySharing
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import ConnectionLost, MessageNotInFlight, OrderViolation, ProtocolError
+from nsqext.errors import ConnectionLost, MessageNotInFlight, OrderViolation, ProtocolError, ServerError
+from nsqext.errors.server import FinishFailed, RequeueFailed, TouchFailed
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
@@ -426,6 +427,14 @@ def test_notices_of_the_server_are_logged_once(caplog: pytest.LogCaptureFixture)
             "E_TOUCH_FAILED 2",
         ]
         assert made.wire.ticks == 2
+
+
+@pytest.mark.parametrize(("kind", "ends"), [(FinishFailed, True), (RequeueFailed, True), (TouchFailed, False)])
+def test_a_connection_ends_where_nsqd_may_count_a_message_twice(kind: type[ServerError], ends: bool) -> None:
+    with subscribed(TopicMeta(), partition=None) as made:
+        made.wire.notices[:] = [kind("E_FAILED", "message not in flight")]
+        made.subject.tick()
+        assert bool(made.wire.ended) is ends
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,8 @@ class Batcher:
         self._queue.clear()
         unknown = DeliveryUnknown("the producer was closed before the response was received", topic=self._topic)
         self._settle([*flying, *waiting], [unknown] * len(flying) + [self._unsent()] * len(waiting))
+        self._done = self._taken  # whatever has ended the task, no flush waits any more
+        self._progress.wake()
 
     def _unsent(self) -> PublishFailed:
         return PublishFailed("not published before the producer was closed", topic=self._topic)

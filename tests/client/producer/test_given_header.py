@@ -94,6 +94,7 @@ def test_delays_key_tags_and_http_would_change_a_header() -> None:
         delayed.encoded(_EXTEND)
     with pytest.raises(InvalidInput, match="header and key_tags were both given"):
         encode_message(ProducerOptions(key_tags=2), _EXTEND, message)
+    assert encode_message(ProducerOptions(key_tags=0), _EXTEND, message)[1] == message.header
     over_http = ProducerOptions(transport="http")
     with pytest.raises(InvalidHeader, match="published over HTTP"):
         encode_message(over_http, _EXTEND, message)

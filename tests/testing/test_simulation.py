@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Admin, Consumer, Producer
+from nsqext import Admin, Producer
 from nsqext.errors import InvalidState
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import Fault, run_seed
@@ -24,7 +24,6 @@ from nsqext.testing.simulation.seams import EPOCH
 from nsqext.testing.simulation.sockets import HOST
 
 if TYPE_CHECKING:
-    from nsqext import MessageBatch
     from nsqext.testing.simulation.sockets import SimulatedSocket
 
 KEPT: list[asyncio.Task[None]] = []
@@ -42,27 +41,6 @@ async def fails_because_of_a_task(world: World) -> None:
 def test_the_error_of_a_task_is_named_before_what_it_causes() -> None:
     with pytest.raises(SimulationFailed, match="ValueError: the receipt was not sent"):
         simulate(fails_because_of_a_task, seeds=1)
-
-
-async def asserts_in_a_handler_of_batches(world: World) -> None:
-    await world.cluster.create_topic("orders", channels=["billing"])
-    consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
-    handled = anyio.Event()
-
-    @consumer.batch_handler(max_wait=0.0)
-    async def handle(batch: MessageBatch) -> None:
-        if batch[0].attempts == 1:
-            raise AssertionError("booked twice")
-        handled.set()
-
-    async with consumer, Producer(world.cluster.lookupd) as producer:
-        await producer.publish("orders", b"x")
-        await handled.wait()
-
-
-def test_an_assertion_that_fails_in_a_handler_of_batches_fails_the_scenario() -> None:
-    with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
-        simulate(asserts_in_a_handler_of_batches, seeds=1)
 
 
 async def kills_a_process_that_publishes_at_its_end(world: World) -> None:

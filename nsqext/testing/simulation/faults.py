@@ -101,7 +101,7 @@ class FaultOptions:
             hints = [_NEEDS[kind] for kind in idle if kind in _NEEDS]
             raise InvalidSetting(
                 f"faults of kinds {', '.join(idle)} had no effect in any run",
-                hint=hints[0] if hints else "leave them out",
+                hint=f"{hints[0] if hints else 'leave them out'}; or run more seeds",
             )
 
 
@@ -224,10 +224,11 @@ def _cut(at: Injector, fault: Fault) -> End:
     network, random = at.network, at.random_of(fault)
 
     def cut(share: float) -> None:
+        if at.connected:
+            at.effective.add(fault.kind)
         for sock in network.connections(fault.target):
             if random.random() < share:
                 network.cut(sock)
-                at.effective.add(fault.kind)
 
     for _ in range(random.randint(1, 10)):
         network.call_at(network.now + random.uniform(0.0, fault.seconds), cut, 0.1 + 0.9 * fault.chance)
@@ -236,12 +237,12 @@ def _cut(at: Injector, fault: Fault) -> End:
 
 def _half_open(at: Injector, fault: Fault) -> End:
     random = at.random_of(fault)
-    at.no_effect()
+    if not at.connected:
+        return at.no_effect()
     for sock in at.network.connections(fault.target):
         if sock.peer is not None and random.random() < 0.2 + fault.chance / 2:
             # the server's end is lost, or a client's end, which the server notices when it sends a heartbeat
             at.network.forget(sock if random.random() < 0.5 else sock.peer)
-            at.effective.add(fault.kind)
     return None
 
 
@@ -364,6 +365,11 @@ class Injector:
     def random_of(self, fault: Fault) -> Random:
         """Return a source of choices that is independent of other faults."""
         return Random(f"{self.seed} {fault.chance}")
+
+    @property
+    def connected(self) -> bool:
+        """Whether any client process is connected to a server."""
+        return any(sock.peer is not None and sock.peer.host in self.clients for sock in self.network.connections())
 
     def no_effect(self) -> End:
         """Note that the fault that begins has nothing to act on; return None."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,7 @@ class World:
         self.clock: SimulatedClock = clock
         self.faults: tuple[Fault, ...] = faults
         self.injected: bool = False
+        self._asked = False
         self._injector = Injector(seed, cluster, loop.network, clock, loop.selector)
         self._tasks = tasks
 
@@ -105,6 +106,13 @@ class World:
     def effective(self) -> frozenset[str]:
         """Kinds of the faults that had an effect so far."""
         return frozenset(self._injector.effective)
+
+    def forgotten(self) -> InvalidState | None:
+        """Return the error of a call of the scenario that had no effect; None without such a call."""
+        if self._asked and not self.injected:
+            hint = "write async with world.inject_faults(): ..."
+            return InvalidState("inject_faults() was called and not entered, and had no effect", hint=hint)
+        return forgotten(self.cluster.calls)
 
     @property
     def clients(self) -> list[str]:
@@ -130,9 +138,13 @@ class World:
         self._tasks.start_soon(process.run, main)
         return process
 
-    @asynccontextmanager
-    async def inject_faults(self) -> AsyncIterator[None]:
+    def inject_faults(self) -> AbstractAsyncContextManager[None]:
         """Inject the seed's faults; the end of the block waits for all and heals everything."""
+        self._asked = True
+        return self._inject_faults()
+
+    @asynccontextmanager
+    async def _inject_faults(self) -> AsyncIterator[None]:
         self.injected = True
         async with anyio.create_task_group() as tasks:
             for fault in self.faults:
@@ -296,7 +308,7 @@ def run_seed(
             main = _main(scenario, build, cluster, loop, time_limit)
             with _noted_handlers(raised, unhandled):
                 loop.run_until_complete(main)
-            error = forgotten(cluster.calls)
+            error = worlds[0].forgotten()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as found:  # `pytest.fail` raises no `Exception`

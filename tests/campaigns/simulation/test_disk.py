@@ -22,6 +22,7 @@ def disk_of(seed: int, network: Network | None = None) -> Iterator[SimulatedDisk
     with ExitStack() as stack:
         for name, function in disk.replacements():
             stack.enter_context(patch.object(os, name, function))
+        (disk.root / "n1").mkdir(parents=True)
         yield disk
 
 
@@ -37,7 +38,6 @@ def left(seed: int) -> bytes | None:
     """Return what remains of a file with synced and unsynced bytes."""
     with disk_of(seed) as disk:
         folder = disk.root / "n1"
-        folder.mkdir(parents=True)
         append(folder / "queue", b"synced ", sync=True)
         append(folder / "queue", b"unsynced", sync=False)
         append(folder / "other", b"unsynced", sync=False)
@@ -55,7 +55,6 @@ def test_unsynced_bytes_are_lost_torn_or_kept() -> None:
 def renamed(seed: int, *, sync: bool) -> bytes | None:
     with disk_of(seed) as disk:
         folder = disk.root / "n1"
-        folder.mkdir(parents=True)
         write_atomically(folder / "state", b"new", sync=sync)
         disk.lose_power("n1")
         return bytes((folder / "state").read_bytes()) if (folder / "state").exists() else None
@@ -71,7 +70,6 @@ def test_a_file_that_was_replaced_with_sync_survives_a_loss_of_power() -> None:
 def test_a_disk_that_is_full_or_failing_refuses_writes(fault: str, number: int) -> None:
     with disk_of(1) as disk:
         folder = disk.root / "n1"
-        folder.mkdir(parents=True)
         getattr(disk, fault).add("n1")
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             append(folder / "queue", b"x", sync=True)
@@ -85,7 +83,6 @@ def test_a_disk_that_is_full_or_failing_refuses_writes(fault: str, number: int) 
 def test_a_removed_file_is_gone_after_a_loss_of_power(seed: int) -> None:
     with disk_of(seed) as disk:
         folder = disk.root / "n1"
-        folder.mkdir(parents=True)
         append(folder / "queue", b"synced", sync=True)
         (folder / "queue").unlink()
         disk.lose_power("n1")
@@ -95,7 +92,6 @@ def test_a_removed_file_is_gone_after_a_loss_of_power(seed: int) -> None:
 def test_a_failing_disk_does_not_sync_what_it_has_taken() -> None:
     with disk_of(1) as disk:
         folder = disk.root / "n1"
-        folder.mkdir(parents=True)
         out = os.open(folder / "queue", os.O_WRONLY | os.O_CREAT)
         os.write(out, b"x")
         disk.failing.add("n1")
@@ -107,8 +103,8 @@ def test_a_sync_takes_time_on_a_slow_disk() -> None:
     network, spent = Network(Random(1)), list[float]()
     with disk_of(1, network) as disk:
         disk.slow["n1"] = 5.0
+        (disk.root / "n2").mkdir()
         for node in ("n2", "n1"):
-            (disk.root / node).mkdir(parents=True)
             append(disk.root / node / "queue", b"x", sync=True)
             spent.append(network.now)
     assert spent[0] == 0.0 < spent[1] <= 5.0
@@ -116,7 +112,6 @@ def test_a_sync_takes_time_on_a_slow_disk() -> None:
 
 def test_files_are_closed_by_a_loss_of_power() -> None:
     with disk_of(1) as disk:
-        (disk.root / "n1").mkdir(parents=True)
         out = os.open(disk.root / "n1" / "queue", os.O_WRONLY | os.O_CREAT)
         disk.lose_power("n1")
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Consumer, Message, Producer, Requeue
+from nsqext import Consumer, Message, MessageBatch, Producer, Requeue
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
@@ -195,7 +195,8 @@ def test_a_task_that_fails_and_pytest_fail_are_failures(scenario: Scenario, text
         simulate(scenario, seeds=1)
 
 
-def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails() -> None:
+@pytest.mark.parametrize("batches", [False, True])
+def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails(batches: bool) -> None:
     """Such scenarios passed without a word: the error was only logged."""
 
     def raising(error: Exception) -> Callable[[World], Awaitable[None]]:
@@ -204,12 +205,15 @@ def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails() -> None:
             consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
             handled = anyio.Event()
 
-            @consumer.handler
             async def handle(message: Message) -> None:
                 if message.attempts == 1:
                     raise error
                 handled.set()
 
+            async def handle_batch(batch: MessageBatch) -> None:
+                await handle(batch[0])
+
+            consumer.batch_handler()(handle_batch) if batches else consumer.handler(handle)
             async with consumer, Producer(world.cluster.lookupd) as producer:
                 await producer.publish("orders", b"x")
                 await handled.wait()
@@ -326,24 +330,22 @@ async def freezes_a_node_that_is_down(world: World) -> None:
     world.cluster.freeze("n1")
 
 
-async def forgets_to_await_a_kill(world: World) -> None:
-    """Nothing is killed."""
-    cluster: Any = world.cluster
-    cluster.kill("n1")
-    await anyio.sleep(1)
-
-
 async def forgets_to_await_the_end_of_a_process(world: World) -> None:
     """Nothing is killed."""
     process: Any = world.start(anyio.lowlevel.checkpoint)
     process.kill()
 
 
+async def forgets_to_enter_the_block_of_faults(world: World) -> None:
+    """No fault is injected."""
+    world.inject_faults()
+
+
 @table(
     ("scenario", "text"),
     [
+        (forgets_to_enter_the_block_of_faults, "inject_faults() was called and not entered, and had no effect"),
         (freezes_a_node_that_is_down, "'n1' is down, and cannot be frozen: restart it first"),
-        (forgets_to_await_a_kill, "kill() was called and not awaited, and had no effect"),
         (forgets_to_await_the_end_of_a_process, "kill() was called and not awaited, and had no effect"),
     ],
 )

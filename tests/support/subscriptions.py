@@ -150,7 +150,7 @@ class Subscribed:
     """
 
     def __init__(
-        self, meta: TopicMeta, partition: int, negotiated: Negotiated, key_tags: int, settings: dict[str, Any]
+        self, meta: TopicMeta, partition: int | None, negotiated: Negotiated, key_tags: int, settings: dict[str, Any]
     ) -> None:
         self.now = 100.0
         self.wire = FakeConnection()
@@ -210,7 +210,7 @@ def delivered(number: int, body: bytes = b"body", **parts: Any) -> bytes:
 def subscribed(
     meta: TopicMeta = TopicMeta(1),  # noqa: B008 - it is frozen
     *,
-    partition: int = 0,
+    partition: int | None = 0,
     negotiated: Negotiated = Negotiated(),  # noqa: B008 - it is frozen
     key_tags: int = 0,
     **settings: Any,

@@ -62,7 +62,8 @@ def test_a_record_has_all_parts_of_its_message(monkeypatch: pytest.MonkeyPatch) 
         ),
         b"x",
     )
-    assert decode_delay(delayed_body(_publishing(header=b"{}"), 1.5))[0].header == b"{}"
+    stored, _ = decode_delay(delayed_body(_publishing(header=b"{}"), 1.5))
+    assert isinstance(stored, DelayedMessage) and stored.header == b"{}"
     plain = [decode_delay(delayed_body(_publishing(), 1.5))[0] for _ in range(2)]
     assert len({record.identity for record in plain}) == 2
     assert plain == [DelayedMessage(identity=record.identity, topic="t", due=1_001_500) for record in plain]

@@ -99,7 +99,7 @@ class RuntimeRedesigned(Runtime):
             if name in self.coordinator.topics:
                 hint = "delete it first, or choose another name"
             else:
-                hint = "check partitions and replicas against the number of nodes"
+                hint = "check partitions and replicas against the number of nodes that run"
             raise InvalidInput(f"the topic cannot be created: {error.text}", topic=name, hint=hint) from error
         if spec.disable_channel_auto_create:
             admin.register_channels(self.coordinator, name, list(channels))
@@ -112,7 +112,7 @@ class RuntimeRedesigned(Runtime):
                     hosted.partition.admit(channel, kind)
                 except Refusal as refusal:
                     raise InvalidInput(refusal.text, topic=name) from refusal
-            while not self.coordinator.writable(replicas):
+            while not self._accepts_writes(replicas):
                 await replicas.changes.wait()
                 if not self.coordinator.exists(replicas):
                     raise TopicNotFound(_DELETED, topic=name)
@@ -135,10 +135,13 @@ class RuntimeRedesigned(Runtime):
             raise TopicNotFound("unknown partition", topic=topic, partition=partition)
         return found
 
+    def _accepts_writes(self, replicas: ReplicaSet) -> bool:
+        return self.coordinator.writable(replicas) and self.coordinator.reachable(replicas.state.leader)
+
     async def wait_writable(self, topic: str, partition: int, timeout: float) -> str:
         replicas = self.replicas(topic, partition)
         with anyio.move_on_after(timeout):
-            while not self.coordinator.writable(replicas):
+            while not self._accepts_writes(replicas):
                 await replicas.changes.wait()
             return replicas.state.leader
         raise PartitionUnavailable(f"no writes accepted within {timeout} s", topic=topic, partition=partition)

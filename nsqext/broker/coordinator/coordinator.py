@@ -87,7 +87,7 @@ class Coordinator:
         return {name for name, member in self.members.items() if member.present}
 
     def usable(self) -> list[ClusterMember]:
-        return [member for member in self.members.values() if member.alive and member.present and not member.removing]
+        return [member for member in self.members.values() if member.reachable and not member.removing]
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of led and held partitions of each usable node."""

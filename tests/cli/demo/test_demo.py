@@ -177,7 +177,6 @@ class RepeatingProducer(Producer):
     """Publishes one row twice."""
 
     async def publish(self, *arguments: Any, **options: Any) -> Receipt:
-        """Publish."""
         if options["trace_id"] == 2:
             await super().publish(*arguments, **options)
         return await super().publish(*arguments, **options)
@@ -187,7 +186,6 @@ class LosingProducer(Producer):
     """Returns a receipt for one row without publishing it."""
 
     async def publish(self, *arguments: Any, **options: Any) -> Receipt:
-        """Publish."""
         if options["trace_id"] == 2:
             await checkpoint()
             return Receipt(arguments[0], 0, "nowhere", 2, 2, 0, 31)
@@ -198,7 +196,6 @@ class ForgetfulProducer(Producer):
     """Publishes without tags."""
 
     async def publish(self, *arguments: Any, **options: Any) -> Receipt:
-        """Publish."""
         return await super().publish(*arguments, **{**options, "tag": None})
 
 

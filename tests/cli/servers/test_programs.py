@@ -150,11 +150,14 @@ def test_nsqd_logs_clients_topics_and_lookup_and_shows_one_build(tmp_path: Path)
             with BlockingClient(program.address("TCP")) as talker:
                 peer = talker.peer
                 assert talker.ask("SUB topic ch") == b"OK"
-            http = program.address("HTTP")
-            eventually(lambda: lookup(lookupd.address("HTTP"), "/lookup", topic="topic").get("channels"))
+            http, directory = program.address("HTTP"), lookupd.address("HTTP")
+            eventually(lambda: lookup(directory, "/lookup", topic="topic").get("channels"))
+            (found,) = lookup(directory, "/lookup", topic="topic")["producers"]
+            assert f"127.0.0.1:{found['tcp_port']}" == program.address("TCP")
             first = plain_http.get(f"http://{http}/stats").text.splitlines()[0]
             assert first == run("nsqd", "--version").stdout.strip()
             assert program.end() == 0
+            eventually(lambda: lookup(directory, "/nodes")["producers"], lambda nodes: nodes == [])
             log = "\n".join(program.lines)
         assert first in log
         for text in (
@@ -290,20 +293,6 @@ def test_a_configuration_file_and_what_config_shows(tmp_path: Path) -> None:
 def test_a_missing_data_path_ends_the_program(tmp_path: Path) -> None:
     ended = run("nsqd", *LOCAL, "-data-path", str(tmp_path / "none"))
     assert (ended.returncode, "no such file or directory" in ended.stderr) == (1, True)
-
-
-def test_nsqd_registers_at_nsqlookupd(tmp_path: Path) -> None:
-    with running("nsqlookupd", *LOCAL, "-broadcast-address", "127.0.0.1") as directory:
-        tcp, http = directory.address("TCP"), directory.address("HTTP")
-        words = ("-data-path", str(tmp_path), "-lookupd-tcp-address", tcp, "-broadcast-address=127.0.0.1")
-        with running("nsqd", *LOCAL, *words) as program:
-            with BlockingClient(program.address("TCP")) as talker:
-                assert talker.ask("SUB topic ch") == b"OK"
-            found = eventually(lambda: lookup(http, "/lookup", topic="topic").get("producers"))
-            assert [node["tcp_port"] for node in found] == [int(program.address("TCP").rpartition(":")[2])]
-            program.end()
-            eventually(lambda: lookup(http, "/nodes")["producers"], lambda nodes: nodes == [])
-        assert directory.end() == 0
 
 
 def test_https(tmp_path: Path) -> None:

@@ -427,21 +427,16 @@ def test_several_lookup_nodes_have_one_leader() -> None:
         assert lookup(first, "/listlookup")["lookupdleader"]["HttpPort"] == second.rpartition(":")[2]
 
 
-def test_channels_of_a_dispatch_type() -> None:
-    with Cluster(nodes=1) as cluster:
-        cluster.create_topic("keyed", channels=["ch"], dispatch="key_failover")
-        with pytest.raises(InvalidSetting, match="dispatch type nope"):
-            cluster.create_topic("other", channels=["ch"], dispatch="nope")
-        url = f"http://{cluster.nodes['n1'].http}/stats"
-        stats = plain_http.get(url, params={"format": "json", "topic": "keyed"}).text
-        assert '"key_failover"' in stats
-
-
-def test_an_invalid_dispatch_is_refused_clearly() -> None:
+def test_channels_have_the_dispatch_type_of_their_topic_if_it_is_valid() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidInput, match="ordered topic"):
             cluster.create_topic("t", ordered=True, channels=["ch"], dispatch="key_failover")
+        with pytest.raises(InvalidSetting, match="dispatch type nope"):
+            cluster.create_topic("t", channels=["ch"], dispatch="nope")
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": []}
+        cluster.create_topic("keyed", channels=["ch"], dispatch="key_failover")
+        url = f"http://{cluster.nodes['n1'].http}/stats?format=json&topic=keyed"
+        assert '"key_failover"' in plain_http.get(url).text
         cluster.create_topic("t", channels=["ch"])
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.subscribe("t") == b"OK"

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 
-import anyio
 import httpx
 import pytest
 
@@ -273,21 +272,6 @@ def test_a_test_moves_the_clock() -> None:
                 talker.send("NOP")
             assert talker.message()[1] == 2
         cluster.faults.clock.run()
-
-
-@pytest.mark.anyio
-async def test_the_same_calls_from_asynchronous_code() -> None:
-    with Cluster(2) as cluster:
-        cluster.create_topic("t", replicas=2)
-        first = cluster.leader("t")
-        cluster.kill(first)
-        with anyio.fail_after(25):
-            while cluster.leader("t") == first:  # noqa: ASYNC110 - the cluster has no events for its users
-                await anyio.sleep(0.02)
-        cluster.restart(first)
-        second = cluster.wait_writable("t")
-        cluster.move_leader("t", 0, first)
-        assert cluster.leader("t") == first != second
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])

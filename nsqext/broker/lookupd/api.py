@@ -27,7 +27,7 @@ from nsqext.broker.lookupd.lookupd import (
     view_metrics,
 )
 from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS
-from nsqext.http.api import Call, Form, HttpFault, application, route
+from nsqext.http.api import Call, Form, Handler, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -283,34 +283,35 @@ class _RedesignedRoutes:
         return {key: entries for key, entries in found.items() if entries}
 
     def table(self) -> list[Route]:
-        delayed = self.lookupd.delayed
-        return [
-            route("GET", "/ping", delayed(lambda call: "OK"), Form.TEXT),
-            route("GET", "/info", delayed(self.info), Form.NEGOTIATED),
-            route("GET", "/listlookup", delayed(self.listlookup), Form.NEGOTIATED),
-            route("GET", "/lookup", delayed(self.lookup), Form.NEGOTIATED),
-            route("GET", "/topics", delayed(self.topics), Form.NEGOTIATED),
-            route("GET", "/channels", delayed(self.channels), Form.NEGOTIATED),
-            route("GET", "/nodes", delayed(self.nodes), Form.NEGOTIATED),
-            route("GET", "/metrics", delayed(self.metrics)),
-            route("POST", "/topic/create", delayed(self.create_topic)),
-            route("PUT", "/topic/create", delayed(self.create_topic)),
-            route("POST", "/topic/delete", delayed(self.delete_topic)),
-            route("POST", "/topic/meta/update", delayed(self.update_topic)),
-            route("POST", "/topic/partition/expand", delayed(self.expand_topic)),
-            route("POST", "/topic/tombstone", delayed(self.tombstone)),
-            route("POST", "/channel/create", delayed(self.create_channel)),
-            route("POST", "/channel/delete", delayed(self.delete_channel)),
-            route("GET", "/debug", self.debug, Form.NEGOTIATED),
-            route("GET", "/cluster/stats", self.stats),
-            route("POST", "/cluster/node/remove", self.remove_node),
-            route("POST", "/cluster/upgrade/begin", partial(self.upgrade, True)),
-            route("POST", "/cluster/upgrade/done", partial(self.upgrade, False)),
-            route("POST", "/cluster/lookupd/tombstone", self.hide_lookupd),
-            route("POST", "/loglevel/set", check_log_level),
-            route("POST", "/disable/write", self.disable_write),
-            route("POST", "/topic/partition/move", self.move),
+        v1, negotiated = Form.V1, Form.NEGOTIATED
+        table: list[tuple[str, str, Handler, Form]] = [
+            ("GET", "/ping", lambda call: "OK", Form.TEXT),
+            ("GET", "/info", self.info, negotiated),
+            ("GET", "/listlookup", self.listlookup, negotiated),
+            ("GET", "/lookup", self.lookup, negotiated),
+            ("GET", "/topics", self.topics, negotiated),
+            ("GET", "/channels", self.channels, negotiated),
+            ("GET", "/nodes", self.nodes, negotiated),
+            ("GET", "/debug", self.debug, negotiated),
+            ("GET", "/metrics", self.metrics, v1),
+            ("POST", "/topic/create", self.create_topic, v1),
+            ("PUT", "/topic/create", self.create_topic, v1),
+            ("POST", "/topic/delete", self.delete_topic, v1),
+            ("POST", "/topic/meta/update", self.update_topic, v1),
+            ("POST", "/topic/partition/expand", self.expand_topic, v1),
+            ("POST", "/topic/partition/move", self.move, v1),
+            ("POST", "/topic/tombstone", self.tombstone, v1),
+            ("POST", "/channel/create", self.create_channel, v1),
+            ("POST", "/channel/delete", self.delete_channel, v1),
+            ("GET", "/cluster/stats", self.stats, v1),
+            ("POST", "/cluster/node/remove", self.remove_node, v1),
+            ("POST", "/cluster/upgrade/begin", partial(self.upgrade, True), v1),
+            ("POST", "/cluster/upgrade/done", partial(self.upgrade, False), v1),
+            ("POST", "/cluster/lookupd/tombstone", self.hide_lookupd, v1),
+            ("POST", "/loglevel/set", check_log_level, v1),
+            ("POST", "/disable/write", self.disable_write, v1),
         ]
+        return [route(method, path, self.lookupd.delayed(handler), form) for method, path, handler, form in table]
 
 
 def _is_listed(topic: TopicView | None) -> bool:

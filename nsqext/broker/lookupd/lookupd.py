@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -131,7 +132,8 @@ class LookupServer(ABC):
         async def respond(call: Call) -> object:
             if self.delay:
                 await anyio.sleep(self.delay)
-            return handler(call)
+            value = handler(call)
+            return await value if isawaitable(value) else value
 
         return respond
 

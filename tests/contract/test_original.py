@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerSettings, Message, NsqError, OutgoingMessage, Position, Producer
+from nsqext import Admin, Consumer, ConsumerSettings, Message, NsqError, OutgoingMessage, Position, Producer
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
@@ -146,6 +146,17 @@ async def test_a_requeued_message_is_redelivered_and_a_finished_one_is_not(origi
         assert await nothing_for(consumer, 0.2)
     assert [message.attempts for message in (first, second, third)] == [1, 2, 3]
     assert {message.id for message in (first, second, third)} == {first.id}
+
+
+async def test_a_topic_that_was_created_again_gives_no_message_an_id_again(original: Original, topic: str) -> None:
+    ids = []
+    async with Producer(original.lookupd) as producer, Admin(original.lookupd) as admin:
+        for _ in range(2):
+            await producer.publish(topic, b"hi")
+            async with Consumer(topic, "ch", nsqd=original.nodes) as consumer:
+                ids += [message.id for message in await finish_all(consumer, 1)]
+            await admin.delete_topic(topic)
+    assert len(set(ids)) == 2
 
 
 async def test_a_touched_message_stays_in_flight(original: Original, topic: str) -> None:

@@ -61,6 +61,7 @@ class Partition:
         #: called with the name
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._schedule = schedule or Schedule()
+        self.created: int = self.options.wall()  #: nanoseconds since 1970
         self._original = self.options.original
         # captured: the first id of a node without cluster is 1
         self._counter = FIRST_COUNTER if self.options.clustered else FIRST_COUNTER - 1
@@ -86,6 +87,7 @@ class Partition:
             self.note_channels()
             return
         delayed = storage.load_delayed(state)
+        self.created = state.created or self.created
         self.extend = self.extend or state.extend
         self.paused = state.paused
         if storage.store.recovery.is_damaged:
@@ -440,7 +442,7 @@ class Partition:
 
     def state(self) -> StoredPartition:
         channels = [channel.state() for channel in self._all_channels() if not channel.ephemeral]
-        end = self.log.end_offset, self.log.end_count
+        end = self.log.end_offset, self.log.end_count, self.created
         return StoredPartition(
             self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels, *end
         )

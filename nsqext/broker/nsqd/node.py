@@ -42,8 +42,6 @@ logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with changed deadlines."""
 _LONGEST_TICK = 0.25  # seconds between two ticks otherwise, for heartbeats of new connections
-_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, the start of the original server's ids
-_ID_SHIFT = 22
 
 
 @define(eq=False)
@@ -180,8 +178,6 @@ class Node:
         )
         self.place: dict[str, Any] = {}  #: ``rpc_port`` and ``id`` in its cluster
         self.started: int = self.options.wall()  #: nanoseconds since 1970
-        #: added to internal ids by the original generation, to resemble the real server's
-        self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}  #: by topic and number
         self.schedule: Schedule = Schedule()
         self.turn: Turn = Turn()
@@ -286,13 +282,6 @@ class Node:
         hosted.deliveries[name] = 0  # a new channel of this name counts from 0
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
-
-    def internal_id(self, wire_id: bytes) -> int:
-        """Return the number in the original generation's 16 hexadecimal digits; 0 for other bytes."""
-        try:
-            return int(wire_id, 16) - self.id_base
-        except ValueError:
-            return 0
 
     def find(self, topic: str, partition: int) -> Hosted | None:
         """Return a partition, or None; -1 stands for `default_partition`."""

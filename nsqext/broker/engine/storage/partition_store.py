@@ -118,6 +118,7 @@ class StoredPartition:
     channels: list[ChannelState] = field(factory=list)
     end_offset: Number = 0  #: end of the queue at the last write
     end_count: Number = 0  #: messages before it
+    created: Number = 0  #: nanoseconds since 1970
     #: number, start offset and messages before it of each file
     files: list[tuple[Number, Number, Number]] = field(factory=list)
 

@@ -28,17 +28,27 @@ _ID_SIZE = 16
 _VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
 _SINGLE = frozenset((b"PUB", b"DPUB"))
 _MS = 1_000_000
+_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, the start of the real server's ids
+_ID_SHIFT = 22
 
 
 class OriginalSubscriber(SessionSubscriber):
     """A session as the client of a channel."""
 
-    def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
+    def __init__(self, session: Session, channel: Channel, hosted: Hosted) -> None:
         super().__init__(session, channel, detail=False, extend=False)
-        self._id_base = session.node.id_base
+        # added to internal ids, so that a topic that is created again uses no id again
+        self._id_base = ((hosted.partition.created >> 20) - _EPOCH) << _ID_SHIFT
         self._name = channel.name
-        self._deliveries = deliveries
-        deliveries.setdefault(channel.name, 0)
+        self._deliveries = hosted.deliveries
+        self._deliveries.setdefault(channel.name, 0)
+
+    def internal_id(self, wire_id: bytes) -> int:
+        """Return the number in an id's 16 hexadecimal digits; 0 for other bytes."""
+        try:
+            return int(wire_id, 16) - self._id_base
+        except ValueError:
+            return 0
 
     def deliver(self, message: RawMessage) -> None:
         body = message.body
@@ -89,7 +99,7 @@ def _sub(session: Session, command: Command) -> Awaitable[None] | None:
 def _subscribe(session: Session, topic: str, name: str) -> None:
     hosted = _created(session.node, "SUB", topic)
     channel = session.node.channel(hosted, name)
-    subscriber = OriginalSubscriber(session, channel, hosted.deliveries)
+    subscriber = OriginalSubscriber(session, channel, hosted)
     try:
         channel.subscribe(subscriber)
     except Refusal as refusal:
@@ -105,9 +115,9 @@ def _acknowledge(session: Session, command: Command) -> None:
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     if len(words[1]) != _ID_SIZE:
         raise RequestError("E_INVALID", "invalid message ID")
-    if subscriber is None:
+    if not isinstance(subscriber, OriginalSubscriber):
         raise RequestError("E_INVALID", f"cannot {verb} in current state")
-    channel, internal_id = subscriber.channel, session.node.internal_id(words[1])
+    channel, internal_id = subscriber.channel, subscriber.internal_id(words[1])
     try:
         if verb == "FIN":
             channel.finish(subscriber, internal_id)

@@ -83,7 +83,7 @@ def test_members_that_a_stored_state_lacks_have_no_effect() -> None:
     channel = b'{"name":"ch","offset":1,"count":1}'
     data = with_checksum(b'{"topic":"orders","partition":2,"channels":[%b]}' % channel)
     ch = ChannelState("ch", 1, 1, [], False, False, "shared", "##key", False, 0)
-    assert StoredPartition.decode(data) == StoredPartition("orders", 2, False, False, False, 0, [ch], 0, 0, [])
+    assert StoredPartition.decode(data) == StoredPartition("orders", 2, False, False, False, 0, [ch], 0, 0, 0, [])
 
 
 def test_a_begin_that_does_not_say_where_the_queue_ended_continues_it(tmp_path: Path) -> None:

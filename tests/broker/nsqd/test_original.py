@@ -145,11 +145,13 @@ def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
 
 
 def test_topics_are_found_again_on_the_disk(tmp_path: Any) -> None:
-    node = make_original(data_path=tmp_path)
+    clock = Clock()
+    node = make_original(clock, data_path=tmp_path)
     Client(node).ask(sized("PUB t", b"kept"))
     (message,) = _consumer(node, ready=1).messages()
     node.unhost("t", 0)
-    again = make_original(data_path=tmp_path)
+    clock.seconds += 1
+    again = make_original(clock, data_path=tmp_path)
     again.load()
     (found,) = _consumer(again, ready=1).messages()
     assert found[10:] == message[10:], "its id too"

@@ -281,6 +281,11 @@ def test_a_topic_that_took_headers_once_takes_them(tmp_path: Path, before: bool,
     assert Bench(data_path=tmp_path, extend=after).partition.extend
 
 
+def test_a_partition_keeps_the_time_when_it_was_created(tmp_path: Path) -> None:
+    created = Bench(data_path=tmp_path).partition.created
+    assert Bench(data_path=tmp_path, wall=lambda: created + 1).partition.created == created
+
+
 def test_positions_are_counted_again_when_the_number_of_lost_messages_is_estimated(tmp_path: Path) -> None:
     bench = Bench(data_path=tmp_path)
     consumer = bench.consume(ready=5)

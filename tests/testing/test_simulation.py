@@ -245,15 +245,6 @@ def test_no_connection_opens_while_a_direction_is_blocked(link: tuple[str, str])
         connected(network)
 
 
-def test_bytes_arrive_in_their_order_whatever_delays_them() -> None:
-    network = Network(Random(1), NetworkOptions(latency=(0.0001, 0.5), partial=0.0))
-    client, server = connected(network)
-    for number in range(20):
-        client.send(b"%02d" % number)
-    later(network, 60.0)
-    assert server.recv(100) == b"".join(b"%02d" % number for number in range(20))
-
-
 def test_a_connection_that_is_cut_has_ended_at_both_ends() -> None:
     network = Network(Random(1), WHOLE)
     client, server = connected(network)

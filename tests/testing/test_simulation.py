@@ -22,8 +22,10 @@ from nsqext.testing.simulation import Fault, run_seed
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.seams import EPOCH
 from nsqext.testing.simulation.sockets import HOST
+from tests.support.tables import table
 
 if TYPE_CHECKING:
+    from nsqext.testing.simulation.runner import Scenario
     from nsqext.testing.simulation.sockets import SimulatedSocket
 
 KEPT: list[asyncio.Task[None]] = []
@@ -77,20 +79,6 @@ async def starts_two_processes_of_one_name(world: World) -> None:
         world.start(anyio.lowlevel.checkpoint, "other")
 
 
-def test_processes_have_names_of_their_own() -> None:
-    assert run_seed(starts_two_processes_of_one_name, 1, ()).error is None
-
-
-async def awaits_the_first_call_only(world: World) -> None:
-    await world.cluster.kill("n1")
-    world.cluster.restart("n1")  # type: ignore[unused-coroutine]
-
-
-def test_every_call_has_to_be_awaited() -> None:
-    with pytest.raises(SimulationFailed, match=r"restart\(\) was called and not awaited"):
-        simulate(awaits_the_first_call_only, seeds=1)
-
-
 async def sets_the_clock(world: World) -> None:
     async with world.inject_faults():
         await anyio.sleep(2)
@@ -98,10 +86,6 @@ async def sets_the_clock(world: World) -> None:
         assert time.time_ns() / 1e9 - EPOCH - world.now == pytest.approx(7200 * 0.25)
     assert time.time() - EPOCH == pytest.approx(world.now)
     assert time.time_ns() / 1e9 - EPOCH == pytest.approx(world.now)
-
-
-def test_the_wall_clock_is_set_until_the_faults_end() -> None:
-    assert run_seed(sets_the_clock, 1, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)]).error is None
 
 
 async def sees_a_stall_end_and_blocks_a_link(world: World) -> None:
@@ -114,8 +98,37 @@ async def sees_a_stall_end_and_blocks_a_link(world: World) -> None:
     assert not world.network.blocked, "the end of the block heals everything"
 
 
-def test_a_stall_ends_and_links_are_healed() -> None:
-    assert run_seed(sees_a_stall_end_and_blocks_a_link, 1, [Fault("stall", 0.5, 1.0, "n1", 0.4)]).error is None
+async def connects_after_a_refusal(world: World) -> None:
+    await world.cluster.create_topic("orders", channels=["billing"])
+    async with world.inject_faults():
+        await anyio.sleep(2)
+        async with Producer(world.cluster.lookupd) as producer:
+            with anyio.fail_after(5):
+                await producer.publish("orders", b"x")
+
+
+async def moves_a_leader_to_a_node_that_is_down(world: World) -> None:
+    cluster = world.cluster
+    await cluster.create_topic("orders", replicas=2, channels=["billing"])
+    leader = cluster.leader("orders")
+    other = next(name for name in cluster.nodes if name != leader)
+    await cluster.kill(other)
+    assert not await cluster.move_leader("orders", 0, other)
+    assert cluster.leader("orders") == leader
+
+
+@table(
+    ("scenario", "faults", "nodes"),
+    [
+        (starts_two_processes_of_one_name, [], 3),
+        (sets_the_clock, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)], 3),
+        (sees_a_stall_end_and_blocks_a_link, [Fault("stall", 0.5, 1.0, "n1", 0.4)], 3),
+        (connects_after_a_refusal, [Fault("refuse", 0.5, 1.0, "n1", 0.5)], 1),
+        (moves_a_leader_to_a_node_that_is_down, [], 3),
+    ],
+)
+def test_what_a_scenario_sees(scenario: Scenario, faults: list[Fault], nodes: int) -> None:
+    assert run_seed(scenario, 1, faults, nodes=nodes).error is None
 
 
 async def has_one_extended_topic(world: World) -> None:
@@ -151,34 +164,6 @@ async def injects_kills(world: World) -> None:
 def test_faults_of_runs_that_inject_none_need_no_effect() -> None:
     runs = simulate(injects_kills, seeds=10, faults=FaultOptions(kinds=["kill", "refuse"], count=(1, 1)))
     assert {run.injected for run in runs} == {True, False}
-
-
-async def connects_after_a_refusal(world: World) -> None:
-    await world.cluster.create_topic("orders", channels=["billing"])
-    async with world.inject_faults():
-        await anyio.sleep(2)
-        async with Producer(world.cluster.lookupd) as producer:
-            with anyio.fail_after(5):
-                await producer.publish("orders", b"x")
-
-
-def test_a_node_that_refuses_connections_accepts_them_when_the_fault_ends() -> None:
-    fault = Fault("refuse", 0.5, 1.0, "n1", 0.5)
-    assert run_seed(connects_after_a_refusal, 1, [fault], nodes=1, lookupds=1).error is None
-
-
-async def moves_a_leader_to_a_node_that_is_down(world: World) -> None:
-    cluster = world.cluster
-    await cluster.create_topic("orders", replicas=2, channels=["billing"])
-    leader = cluster.leader("orders")
-    other = next(name for name in cluster.nodes if name != leader)
-    await cluster.kill(other)
-    assert not await cluster.move_leader("orders", 0, other)
-    assert cluster.leader("orders") == leader
-
-
-def test_a_move_that_the_cluster_refuses_is_none() -> None:
-    assert run_seed(moves_a_leader_to_a_node_that_is_down, 1, ()).error is None
 
 
 async def nothing(world: World) -> None:

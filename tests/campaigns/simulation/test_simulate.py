@@ -336,6 +336,12 @@ async def forgets_to_await_the_end_of_a_process(world: World) -> None:
     process.kill()
 
 
+async def awaits_the_first_call_only(world: World) -> None:
+    """The node stays down."""
+    await world.cluster.kill("n1")
+    world.cluster.restart("n1")  # type: ignore[unused-coroutine]
+
+
 async def forgets_to_enter_the_block_of_faults(world: World) -> None:
     """No fault is injected."""
     world.inject_faults()
@@ -344,6 +350,7 @@ async def forgets_to_enter_the_block_of_faults(world: World) -> None:
 @table(
     ("scenario", "text"),
     [
+        (awaits_the_first_call_only, "restart() was called and not awaited"),
         (forgets_to_enter_the_block_of_faults, "inject_faults() was called and not entered, and had no effect"),
         (freezes_a_node_that_is_down, "'n1' is down, and cannot be frozen: restart it first"),
         (forgets_to_await_the_end_of_a_process, "kill() was called and not awaited, and had no effect"),

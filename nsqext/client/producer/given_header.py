@@ -45,7 +45,7 @@ def encode_with_header(
     if not isinstance(header, bytes):
         raise InvalidHeader(f"header must be bytes, not {type(header).__name__}", hint="give a dict as headers=")
     for name, value in others.items():
-        if value is not None:
+        if value is not None and (name, value) != ("key_tags", 0):  # which writes no tags
             raise InvalidInput(f"header and {name} were both given", hint="a header is stored as it is: leave out one")
     limit = options.max_message_size
     if header:

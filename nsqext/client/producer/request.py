@@ -140,8 +140,7 @@ def encode_message(
         if message.header is not None:
             from nsqext.client.producer.given_header import encode_with_header
 
-            key_tags = options.key_tags or None  # 0 writes no tags
-            others = {"headers": message.headers, "tag": message.tag, "delay": due, "key_tags": key_tags}
+            others = {"headers": message.headers, "tag": message.tag, "delay": due, "key_tags": options.key_tags}
             own = message.body, message.header, message.trace_id
             return encode_with_header(options, meta, *own, default_trace=default_trace, others=others)
         body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id

@@ -61,8 +61,10 @@ def consume(url: str) -> ConsumerOptions:
 
 
 def test_without_settings_the_defaults_apply() -> None:
-    assert produce("nsq://h") == ProducerOptions()
-    assert consume("nsq://h") == ConsumerOptions()
+    for of_consumers in ("", "?max_in_flight=3"):  # a URL serves both
+        assert produce(f"nsq://h{of_consumers}") == ProducerOptions()
+    for of_producers in ("", "?retry_wait=3"):
+        assert consume(f"nsq://h{of_producers}") == ConsumerOptions()
 
 
 def test_precedence() -> None:

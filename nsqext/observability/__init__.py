@@ -116,7 +116,10 @@ def _entered(
 def _leave(manager: AbstractContextManager[object], error: BaseException | None = None) -> None:
     """Leave a context manager, whose error is logged, and which cannot suppress the operation's error."""
     try:
-        manager.__exit__(type(error), error, error.__traceback__) if error else manager.__exit__(None, None, None)
+        if error is None:
+            manager.__exit__(None, None, None)
+        else:
+            manager.__exit__(type(error), error, error.__traceback__)
     except Exception as own:
         if own is not error:
             logger.exception("an observer failed after the observed operation")

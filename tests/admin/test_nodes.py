@@ -12,9 +12,12 @@ from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_empty_option_is_refused(nodes: LookupNodes) -> None:
-    with pytest.raises(InvalidInput, match="log_level is empty"):
-        await admin_of(nodes).set_node_option("n1:4150", "log_level", "")
+async def test_a_value_that_is_empty_or_refused_is_an_invalid_input(nodes: LookupNodes) -> None:
+    route_to_all(nodes, "/nodes", {"producers": [node_json("n1:4150")]})
+    nodes.route("n1:4151", "/config/log_level", httpx.Response(413, text="INVALID_VALUE"), "PUT")
+    for value, text in (("", "log_level is empty"), ("x" * 2000, "refuses log_level='xx.*INVALID_VALUE")):
+        with pytest.raises(InvalidInput, match=text):
+            await admin_of(nodes).set_node_option("n1:4150", "log_level", value)
 
 
 @pytest.mark.parametrize("leads", [False, True])

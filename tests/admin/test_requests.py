@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -70,6 +72,9 @@ async def test_leaders_behind_a_dead_node_or_without_the_others_are_asked(
         await admin.pause_channel("orders", "ch")
     await admin.finish_message("orders", "ch", (1 << COUNTER_BITS) + 7)
     assert (len(paused.calls), len(finished.calls)) == (1, 1)
+    nodes.route("n1:4151", "/channel/pause", OK, "POST")
+    with nullcontext() if partition_num == 2 else pytest.raises(PartitionUnavailable, match="no leader"):
+        await admin.pause_channel("orders", "ch")
 
 
 async def test_an_error_that_cannot_pass_is_raised_before_one_that_can(nodes: LookupNodes) -> None:
@@ -100,6 +105,29 @@ async def test_a_node_without_http_address() -> None:
     nodes.route("x:4161", "/channel/create", OK, "POST")
     with pytest.raises(LookupFailed, match="does not report the node's HTTP address"):
         await admin_of(nodes, "x:4161").create_channel("orders", "billing")
+
+
+async def test_the_cluster_is_asked_again_every_six_seconds(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = 100.0, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def attempt() -> None:
+        if now < 120.0:
+            raise PartitionUnavailable("no leader yet")
+
+    async def again() -> None:
+        asked.append(now)
+        assert len(asked) < 10
+
+    clock = SimpleNamespace(current_time=lambda: now, sleep=sleep, move_on_after=anyio.move_on_after)
+    monkeypatch.setattr("nsqext.admin.requests.anyio", clock)
+    await requests_to(nodes).settled(attempt, "orders", again=again, bounded=False)
+    assert asked == [106.0, 112.0, 118.0]
 
 
 async def test_a_partition_may_move_for_longer_than_other_changes(nodes: LookupNodes) -> None:

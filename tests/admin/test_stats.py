@@ -35,14 +35,15 @@ async def test_the_statistics_of_all_topics_name_the_nodes_that_do_not_respond()
     assert (found.messages, found.unreachable) == (3, (Address("n2", 4150),))
 
 
-async def test_a_channel_is_paused_where_all_partitions_are() -> None:
+async def test_a_topic_and_a_channel_are_paused_where_all_partitions_are() -> None:
     shares = [
-        {"topic_name": "orders", "message_count": 1, "channels": [{"channel_name": "ch", "paused": paused}]}
-        for paused in (True, False, True)
+        {"topic_name": "orders", "message_count": 1, "channels": [{"channel_name": "ch"} | by], **by}
+        for by in ({"paused": True}, {"paused": False}, {"paused": True})
     ]
     for number, expected in ((1, True), (3, False)):
         parts = read_stats({"topics": shares[:number]}, Address("n", 4150))["orders"]
-        assert sum_up("orders", "original", parts).channels["ch"].paused is expected
+        found = sum_up("orders", "original", parts)
+        assert (found.paused, found.channels["ch"].paused) == (expected, expected)
     led = [evolve(parts[0], partition=number, node=Address("n", 4152 - number)) for number in (1, 0)]
     assert [part.partition for part in sum_up("orders", "redesigned", led).partitions] == [0, 1]
 
@@ -65,13 +66,6 @@ def test_texts_of_statistics_are_printable_and_bounded(text: str, times: int) ->
         read_stats({"topics": [topic | {"message_count": f"x{text * times}"}]}, Address("n1", 4150))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 700
-
-
-async def test_the_leader_is_the_first_replica_whatever_its_address(nodes: LookupNodes) -> None:
-    members = [{"node_id": f"{name}:4250:4150:1"} for name in ("n1", "n2", "n3")]
-    find_by_all(nodes, lookup_json({0: "n2:4150"}, num=1))
-    nodes.route("n2:4151", "/coordinator/stats", {"topic_coord_stats": [{"isr_stats": members}]})
-    assert await admin_of(nodes).replicas("orders") == {0: ("n2:4150", "n1:4150", "n3:4150")}
 
 
 async def test_peek_asks_for_no_message_more_and_returns_the_first_of_a_batch_once(nodes: LookupNodes) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import anyio
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nsqext.errors import ConnectionFailed, InvalidInput, LookupFailed, PartitionUnavailable, UnknownSetting
 from tests.support.admin_requests import (
@@ -150,23 +152,42 @@ async def test_an_upgrade_ends_connections_once_lookup_reports_it(
     answers = [before] * 6
     find_by_all(nodes, lambda request: httpx.Response(200, json=answers.pop() if answers else after))
     nodes.route("b:4161", "/topic/meta/update", OK, "POST")
-    ended = nodes.route("n1:4151", "/channel/setorder", OK, "POST")
-    await admin_of(nodes).upgrade_topic("orders")
+    scope = anyio.CancelScope()
+
+    async def cancel(_: httpx.Request) -> httpx.Response:
+        scope.cancel()  # a channel is not left in between
+        await checkpoint()
+        return OK
+
+    ended = nodes.route("n1:4151", "/channel/setorder", cancel, "POST")
+    with scope:
+        await admin_of(nodes).upgrade_topic("orders")
     assert [one["order"] for one in params(ended)] == (["false", "true"] if ordered else ["true", "false"])
     assert (answers, changed) == ([], ["orders"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "sent", "shown"),
+    [
+        ({"replicas": 2}, {"replicator": "2"}, {"replica": 2}),
+        (
+            {"registered_channels_only": True},
+            {"disable_channel_auto_create": "true"},
+            {"disable_channel_auto_create": True},
+        ),
+    ],
+)
 async def test_set_topic_waits_until_lookup_reports_the_change(
-    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, settings: Any, sent: dict[str, str], shown: dict[str, object]
 ) -> None:
     monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
     before, after = lookup_json({0: "n1:4150"}, num=1), lookup_json({0: "n1:4150"}, num=1)
-    after["meta"]["replica"] = 2
+    after["meta"] |= shown
     changed = nodes.route("b:4161", "/topic/meta/update", OK, "POST")
     answers = [before] * 6
     find_by_all(nodes, lambda request: httpx.Response(200, json=answers.pop() if answers else after))
-    await admin_of(nodes).set_topic("orders", replicas=2)
-    assert params(changed) == [{"topic": "orders", "replicator": "2"}]
+    await admin_of(nodes).set_topic("orders", **settings)
+    assert params(changed) == [{"topic": "orders", **sent}]
     assert answers == []
 
 
@@ -177,9 +198,12 @@ async def test_an_expansion_waits_until_the_cluster_is_stable(
     find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))
     unstable = httpx.Response(400, json={"message": "cluster is unstable"})
     nodes.route("b:4161", "/topic/partition/expand", unstable, "POST")
+    admin = admin_of(nodes)
+    admin._open()._timeout = 0.02  # of other changes
     with pytest.raises(PartitionUnavailable, match=r"not expanded: the cluster is unstable for 0.05 s"):
-        await admin_of(nodes).expand_topic("orders", 2, wait=0.05)
-    answers = [unstable, OK]
+        await admin.expand_topic("orders", 2, wait=0.05)
+    texts = ("cluster is unstable", "another balance is running", "topic has no leader")
+    answers = [*(httpx.Response(400, json={"message": text}) for text in texts), OK]
     nodes.route("b:4161", "/topic/partition/move", lambda request: answers.pop(0), "POST")
     await requests_to(nodes).change_settled("/topic/partition/move", ORDERS, "orders")
     assert answers == []

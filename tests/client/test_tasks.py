@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext.client.tasks import BackgroundTasks, first_error
+from nsqext.client.tasks import BackgroundTasks, Runnable, first_error
 from nsqext.errors import InvalidState
 
 pytestmark = pytest.mark.anyio
@@ -243,6 +243,17 @@ def test_a_forked_process_is_not_in_the_event_loop_of_the_tasks() -> None:
     subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=60)
 
 
+def test_run_serves_as_it_is_told() -> None:
+    class Client(Runnable):
+        async def serve(self, *, signals: bool | None = None) -> None:
+            served.append(signals)
+
+    served: list[bool | None] = []
+    for signals in (False, None):
+        Client().run(signals=signals)
+    assert served == [False, None]
+
+
 async def test_no_task_can_be_started_while_the_tasks_end() -> None:
     owner, ending, end = await _running(), anyio.Event(), anyio.Event()
 
@@ -259,9 +270,11 @@ async def test_no_task_can_be_started_while_the_tasks_end() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(owner.tasks.aclose)
         await ending.wait()
-        with pytest.raises(InvalidState, match="the owner is closed"):
-            owner.tasks.start_soon(owner.run)
-        end.set()
+        try:
+            with pytest.raises(InvalidState, match="the owner is closed"):
+                owner.tasks.start_soon(owner.run)
+        finally:
+            end.set()
 
 
 async def test_the_first_error_of_the_tasks_is_raised() -> None:

@@ -87,9 +87,7 @@ async def receiving(cluster: Cluster, topic: str) -> AsyncIterator[list[tuple[Me
 
 async def count(received: list[tuple[Message, float]], number: int) -> None:
     """Wait for a number of messages."""
-    with anyio.fail_after(DEADLINE):
-        while len(received) < number:  # noqa: ASYNC110 - the list has no event
-            await anyio.sleep(0.01)
+    await eventually(lambda: len(received) >= number, DEADLINE)
 
 
 def make_topic(cluster: Cluster, *, extend: bool = False, ordered: bool = False) -> str:
@@ -190,19 +188,13 @@ async def test_cancelled_messages_are_not_published(cluster: Cluster, tmp_path: 
         async with relaying(cluster, one, two) as delayed, receiving(cluster, topic) as received:
             async with Producer(cluster.lookupd, delay_via="relay", delay_topic=delayed) as producer:
                 await producer.cancel_delayed("before")
-                with anyio.fail_after(DEADLINE):
-                    while not (knows(one, "before") and knows(two, "before")):  # noqa: ASYNC110
-                        await anyio.sleep(0.01)
+                await eventually(lambda: knows(one, "before") and knows(two, "before"), DEADLINE)
                 for identity, delay in (("before", 1.0), ("after", 600.0), ("kept", 1.0), ("kept", 1.0)):
                     await producer.publish(topic, identity.encode(), delay=delay, identity=identity)
-                with anyio.fail_after(DEADLINE):
-                    while not (knows(one, "after") or knows(two, "after")):  # noqa: ASYNC110
-                        await anyio.sleep(0.01)
+                await eventually(lambda: knows(one, "after") or knows(two, "after"), DEADLINE)
                 await producer.cancel_delayed("after")
             await count(received, 1)
-            with anyio.fail_after(DEADLINE):
-                while one.count() + two.count():  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
+            await eventually(lambda: one.count() + two.count() == 0, DEADLINE)
     bodies = [message.body for message, _ in received]
     assert {*bodies} == {b"kept"}
 
@@ -233,9 +225,7 @@ async def test_a_message_that_cannot_be_published_waits_and_others_do_not(
                 assert len(waiting) == 5
                 assert "not found" in waiting[0].error or "not know" in waiting[0].error
                 cluster.create_topic(away, channels=["ch"])
-                with anyio.fail_after(DEADLINE):
-                    while store.count():  # noqa: ASYNC110 - the store has no event
-                        await anyio.sleep(0.01)
+                await eventually(lambda: store.count() == 0, DEADLINE)
 
     await unless_paused(attempt, 0.1)
 
@@ -310,9 +300,7 @@ async def test_other_records_of_the_topic_are_set_aside_and_hold_up_no_message(
                 await producer.publish_many(delayed, POISON)
                 await producer.publish(topic, b"x", delay=0.05)
             await count(received, 1)
-            with anyio.fail_after(DEADLINE):
-                while len(store.refused()) < len(POISON):  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
+            await eventually(lambda: len(store.refused()) == len(POISON), DEADLINE)
         assert {one.record for one in store.refused()} == {*POISON}
         assert all(one.reason.startswith("not a delayed message") for one in store.refused())
         assert store.count() == 0
@@ -345,9 +333,7 @@ async def test_a_message_that_is_cancelled_while_its_publish_fails_is_never_deli
                 assert store.cancel("never") is Cancellation.TOO_LATE
                 assert [one.publishing for one in store.waiting()] == [True]
                 go.set()
-                with anyio.fail_after(DEADLINE):
-                    while store.count():  # noqa: ASYNC110
-                        await anyio.sleep(0.01)
+                await eventually(lambda: store.count() == 0, DEADLINE)
                 await producer.publish(topic, b"after", delay=0.01)
             await count(received, 1)
     assert [message.body for message, _ in received] == [b"after"]

@@ -254,9 +254,9 @@ async def test_handlers_that_wait_at_the_same_time_take_turns(monkeypatch: pytes
     assert pauses == [0.1, 0.2, 0.3]
 
 
-@pytest.mark.parametrize("middleware", [HandlerTimeout(25), RateLimit(1000), Deduplicate(), Decompress()])
-async def test_the_result_of_a_handler_is_returned(middleware: Middleware) -> None:
-    assert await call(middleware, make_message(RecordingOwner()), lambda message: message.body) == b"body"
+@pytest.mark.parametrize("make", [lambda: HandlerTimeout(25), lambda: RateLimit(1000), Deduplicate, Decompress])
+async def test_the_result_of_a_handler_is_returned(make: Callable[[], Middleware]) -> None:
+    assert await call(make(), make_message(RecordingOwner()), lambda message: message.body) == b"body"
 
 
 async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,6 +407,8 @@ async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> N
 async def test_middleware_finishes_a_message_that_it_does_not_pass_on_to_a_handler_that_answers_later() -> None:
     class Even(Middleware):
         async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            if handling.message.internal_id == 3:
+                await handling.message.requeue()
             return None if handling.message.internal_id % 2 else await call_next(handling)
 
     owner, handled = RecordingOwner(), list[int]()
@@ -415,9 +417,9 @@ async def test_middleware_finishes_a_message_that_it_does_not_pass_on_to_a_handl
         handled.append(message.internal_id)
 
     surrounded = surround_handler([Even()], handler, "ch", auto_finish=False)
-    for number in range(3):
+    for number in range(4):
         await surrounded(make_message(owner, number))
-    assert (owner.commands, handled) == (["FIN 1"], [0, 2])
+    assert (owner.commands, handled) == (["FIN 1", "REQ 3 0"], [0, 2])
 
 
 async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,6 +435,17 @@ async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytes
     for count in (5, 1, 2):
         await call_batch(limit, make_batch(*range(count)))
     assert pauses == [0.5, 0.6]
+
+
+async def test_a_batch_that_middleware_has_emptied_calls_no_handler_and_stays_a_batch_of_the_consumer() -> None:
+    class Nothing(Middleware):
+        async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            handling.messages.clear()
+            return await call_next(handling)
+
+    handled: list[MessageBatch] = []
+    await call_batch(Nothing(), batch := make_batch(1, 2), handled.append)
+    assert (handled, len(batch)) == ([], 2)
 
 
 async def test_a_batch_is_deduplicated_and_its_duplicates_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,6 +521,7 @@ class _Awaited(Middleware):
         lambda: Deduplicate(seconds=0),
         lambda: Deduplicate(key=AsyncMock()),
         lambda: App("127.0.0.1:1", middleware=[Deduplicate()]).handler("t", "ch", auto_finish=False)(print),
+        lambda: Consumer("t", "ch", "127.0.0.1:1", middleware=[Deduplicate()]).handler(auto_finish=False)(print),
         lambda: Decompress(max_size=0),
         lambda: App("127.0.0.1:1", middleware=[_Awaited()]),
         lambda: App("127.0.0.1:1", node_filter=AsyncMock()),

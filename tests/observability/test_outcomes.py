@@ -59,9 +59,9 @@ def batch_of_two() -> Publishing:
     return Publishing(topic="orders", messages=[OutgoingMessage(b"one"), OutgoingMessage(b"two")], batch=True)
 
 
-def look_up(publishing: Publishing) -> None:
+def look_up(publishing: Publishing, largest: int = 1000) -> None:
     """Continue a publish as when its topic is known, which has extend headers."""
-    publishing.max_message_size = 1000
+    publishing.max_message_size = largest
     for adapt in publishing.on_topic:
         adapt(TopicMeta(partition_num=1, extend_support=True))
 
@@ -71,13 +71,20 @@ async def never(_: object) -> Any:
     await anyio.sleep_forever()
 
 
+class Empty(Exception):
+    """An error with a number of parts, which is 0."""
+
+    def __len__(self) -> int:
+        return 0
+
+
 async def fail(_: object) -> Any:
     """Fail."""
-    raise ZeroDivisionError
+    raise Empty
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("operation", "ended"), [(never, "cancelled"), (fail, "ZeroDivisionError()")])
+@pytest.mark.parametrize(("operation", "ended"), [(never, "cancelled"), (fail, "Empty()")])
 async def test_operations_that_are_cancelled_or_fail_are_observed_to_their_end(
     operation: Callable[[object], Awaitable[Any]], ended: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,7 +95,7 @@ async def test_operations_that_are_cancelled_or_fail_are_observed_to_their_end(
         lambda: observer.handle(handling(), operation),
     ]
     for call in calls:
-        with anyio.CancelScope() as scope, suppress(ZeroDivisionError):
+        with anyio.CancelScope() as scope, suppress(Empty):
             scope.cancel()
             await call()
     assert observer.ended == [ended] * 2
@@ -107,13 +114,53 @@ def test_logs_have_all_partitions_of_a_publish_and_batches_without_messages(capl
     assert (handled["count"], handled["attempts"]) == (0, 0)
 
 
-def test_a_message_that_other_middleware_has_dropped_gets_no_context() -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_message_that_other_middleware_has_dropped_or_added_gets_no_context(count: int) -> None:
     publishing = batch_of_two()
     with OpenTelemetry(TracerProvider()).publishing(publishing):
-        publishing.messages = publishing.messages[:1]
+        publishing.messages = [*publishing.messages, OutgoingMessage(b"three")][:count]
         look_up(publishing)
-    (message,) = publishing.messages
-    assert (message.body, [*(message.headers or {})]) == (b"one", ["traceparent"])
+    found = [(message.body, [*(message.headers or {})]) for message in publishing.messages]
+    assert found == [(b"one", ["traceparent"]), (b"two", ["traceparent"]), (b"three", [])][:count]
+
+
+def test_messages_of_a_batch_keep_their_contexts() -> None:
+    """As of an outbox."""
+    own = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
+    messages = [OutgoingMessage(b"x", headers=own), OutgoingMessage(b"y")]
+    publishing = Publishing(topic="orders", messages=messages, batch=True)
+    with OpenTelemetry(TracerProvider(), create_spans=False).publishing(publishing):
+        look_up(publishing)
+    first, second = (message.headers or {} for message in publishing.messages)
+    assert first == own
+    assert second.keys() == own.keys()
+    assert second != own
+
+
+@pytest.mark.parametrize(
+    ("size", "key", "of_batch"), [(59_700, None, None), (30_000, "k" * 5_000, None), (30_000, None, "k" * 5_000)]
+)
+def test_a_context_for_which_the_header_has_no_room_is_left_out(
+    size: int, key: str | None, of_batch: str | None
+) -> None:
+    for length, fits in ((size, False), (size - 1000, True)):
+        message = OutgoingMessage(b"x", headers={"a": "x" * length}, key=key)
+        publishing = Publishing(topic="orders", messages=[message], batch=True, key=of_batch)
+        with OpenTelemetry(TracerProvider()).publishing(publishing):
+            look_up(publishing, 1 << 20)
+        assert ("traceparent" in (publishing.messages[0].headers or {})) is fits
+
+
+@pytest.mark.anyio
+async def test_a_handler_continues_the_trace_of_its_message_without_a_provider() -> None:
+    message = make_message(RecordingOwner(), headers={"traceparent": f"00-{7:032x}-{9:016x}-01"})
+    found: list[int] = []
+
+    async def handle(_: object) -> None:
+        found.append(trace.get_current_span().get_span_context().trace_id)
+
+    await OpenTelemetry(parent=True).handle(Handling([message], "ch"), handle)
+    assert found == [7]
 
 
 def test_the_context_of_an_active_span_replaces_the_context_of_a_message() -> None:
@@ -150,16 +197,31 @@ def test_two_namespaces_of_a_registry_count_apart() -> None:
 class Relaying(TopicRelay):
     """A relay that has sent three messages."""
 
-    topic = "orders"
+    topic, sent = "orders", 3
 
     def statistics(self) -> TopicRelayStatistics:
-        return TopicRelayStatistics(self.topic, "ch", "copy", 3, 4, 0)
+        return TopicRelayStatistics(self.topic, "ch", "copy", self.sent, 4, 0)
 
 
 def relayed(registry: CollectorRegistry, topic: str = "orders") -> float | None:
     """Return how many messages the relays of a topic have sent."""
     labels = {"topic": topic, "channel": "ch", "target": "copy"}
     return registry.get_sample_value("nsqext_relay_messages_total", labels)
+
+
+def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
+    registry, relays, found = CollectorRegistry(), [Relaying(), Relaying()], list[float | None]()
+    for one in relays:
+        Prometheus(registry).attach(one)
+    del one
+    labels = {"topic": "orders", "channel": "ch", "target": "copy"}
+    assert registry.get_sample_value("nsqext_relay_lag_messages", labels) == 4  # of the channel that both consume
+    for sent in (3, 3, 5):
+        relays[0].sent = sent
+        found.append(relayed(registry))
+        del relays[1:]
+        gc.collect()
+    assert found == [6, 6, 8]
 
 
 def test_a_client_that_is_deleted_during_a_scrape_stays_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,18 +255,19 @@ def test_a_client_whose_labels_change_counts_under_the_last_ones() -> None:
 
 
 class Reading(OutboxRelay):
-    """A relay of an outbox in which three messages wait."""
+    """A relay of an outbox in which some messages wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: int) -> None:
         self._published = self._failed = self._refused = 0
+        self._waiting = waiting
 
     def summary(self) -> OutboxSummary:
-        return OutboxSummary(3, 0, 1.0, 2)
+        return OutboxSummary(self._waiting, 0, 1.0, 2)
 
 
 def test_what_waits_is_reported_once_by_several_relays_and_is_late_when_it_is_due(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    prometheus, relays = Prometheus(registry), [Reading(), Reading()]
+    prometheus, relays = Prometheus(registry), [Reading(2), Reading(3)]  # the first has read the outbox before
     with DelayStore(tmp_path / "store") as store:
         delays = DelayRelay(store)
         prometheus.attach(delays)

@@ -86,6 +86,14 @@ async def add(connection: Any, body: str) -> None:
         await found
 
 
+def forget(database: str) -> None:
+    """Forget what was handled."""
+    with closing(connect(database)) as connection:
+        for one in ("nsqext_inbox", "nsqext_inbox_range", "nsqext_position"):
+            connection.execute(f"DELETE FROM {one}")  # noqa: S608
+        connection.commit()
+
+
 async def end(connection: Any, how: str) -> None:
     """Commit or roll back in a handler."""
     found = getattr(connection, how)()
@@ -178,7 +186,7 @@ def test_effects_and_message_are_committed_together(
 
     async def scene() -> None:
         middleware, body = once(ways(database)[name]), f"{once.__name__} {name}"
-        await forget(middleware)
+        forget(database)
 
         async def fail(session: Any) -> None:
             await add(session, body)
@@ -191,12 +199,6 @@ def test_effects_and_message_are_committed_together(
         assert body in effects()
         await handle(middleware, fail)
         assert middleware.skipped == 1
-
-    async def forget(middleware: HandlerTransaction[Any]) -> None:
-        with closing(connect(database)) as connection:
-            for one in ("nsqext_inbox", "nsqext_inbox_range", "nsqext_position"):
-                connection.execute(f"DELETE FROM {one}")  # noqa: S608
-            connection.commit()
 
     anyio.run(scene)
 
@@ -320,10 +322,7 @@ def test_a_handler_that_commits_and_is_cancelled_handles_its_message_again(
         await handle(middleware, note)
         assert (len(calls), middleware.skipped) == (1, 0)
 
-    with closing(connect(database)) as connection:
-        connection.execute("DELETE FROM nsqext_inbox_range")
-        connection.execute("DELETE FROM nsqext_position")
-        connection.commit()
+    forget(database)
     anyio.run(scene)
 
 
@@ -395,10 +394,7 @@ def test_a_savepoint_that_the_handler_rolls_back_is_allowed(
 ) -> None:
     async def scene() -> None:
         middleware, body = once(ways(database)[name]), f"{once.__name__} {name}"
-        with closing(connect(database)) as connection:
-            for one in ("nsqext_inbox", "nsqext_inbox_range", "nsqext_position"):
-                connection.execute(f"DELETE FROM {one}")  # noqa: S608
-            connection.commit()
+        forget(database)
 
         async def undo_a_part(session: Any) -> None:
             await add(session, body)

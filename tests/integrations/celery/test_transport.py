@@ -370,6 +370,7 @@ def test_messages_of_other_publishers_are_delivered_as_binary(connect: Connect, 
     [
         ({"visibility_timeout": 3600}, "visibility_timeout has no effect with NSQ"),
         ({"sample_rate": 50}, "tasks would be lost with the transport option sample_rate"),
+        ({"partitions": (0,)}, "tasks would be lost with the transport option partitions"),
         ({"dispatch": "key_failover"}, "tasks would be lost with the transport option dispatch"),
         ({"conect_timeout": 3}, "did you mean connect_timeout"),
         ({"topic_partitions": 0}, "topic_partitions=0 is not a positive number"),

@@ -56,10 +56,11 @@ class ExportProgress:
     ) -> dict[int, tuple[int, int]]:
         """Return the offsets by partition from the first run; delete parts that do not follow each other from there."""
         if not self._plan.exists():
+            partitions = {str(number): found for number, found in bounds().items()}
+            # behind what may fail: beside a folder of progress, an existing file is replaced
             self.folder.mkdir(parents=True, exist_ok=True)
             for part in self.parts():  # of a plan that was deleted
                 part.path.unlink()
-            partitions = {str(number): found for number, found in bounds().items()}
             write_synced(self._plan, orjson.dumps({"topic": topic, "cluster": cluster, "partitions": partitions}))
         try:
             plan = orjson.loads(self._plan.read_bytes())

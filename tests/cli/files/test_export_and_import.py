@@ -262,3 +262,9 @@ def test_an_empty_header_of_a_csv_file_concerns_trace_ids_without_headers(tmp_pa
     assert [entry.record.get("header_base64") for entry in entries_of(file, 0)] == ["", None, None]
     file.write_text("body,trace_id\na,7\n")
     assert [entry.record.get("header_base64") for entry in entries_of(file, 0)] == [None]
+
+
+def test_an_export_of_a_missing_topic_leaves_no_progress(cluster: Cluster, tmp_path: Path) -> None:
+    """Beside which the next export would replace a file."""
+    result = run("export", "missing", "all.csv", "--lookupd", cluster.lookupd[0], cwd=tmp_path)
+    assert (result.returncode, [*tmp_path.iterdir()]) == (2, []), result.stderr

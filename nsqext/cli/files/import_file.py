@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
+from zlib import crc32
 
 from anyio.to_thread import run_sync
 
@@ -15,6 +16,17 @@ from nsqext.cli.files.tables import entries_of, format_of
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput
+
+_ENDS = 1 << 16
+
+
+def _content(file: Path) -> str:
+    """Return a text by which a file is recognized: the progress of another one would leave out its first messages."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        checksum = crc32(opened.read(_ENDS))
+        opened.seek(max(0, size - _ENDS))
+        return f"from {size} bytes with the checksum {crc32(opened.read(_ENDS), checksum):08x}"
 
 
 @examples("nsqext import orders.parquet orders_copy", "nsqext import orders.csv orders_copy --keep-partitions")
@@ -31,12 +43,12 @@ async def run(
     """Publish the messages of a file of `nsqext export` in its order, with headers, tags, keys and trace ids.
 
     Extend header and body are published byte for byte. A killed import continues when it is run again, from
-    FILE.TOPIC.progress: no message is lost, and at most one batch is published twice.
+    FILE.TOPIC.progress, unless the file has changed: no message is lost, and at most one batch is published twice.
     """
     format_of(file)
     if not file.is_file():
         raise InvalidInput(f"{file} is not a file", hint="nsqext export writes such files")
-    target = f"{topic} at {connection.cluster()}"
+    target = f"{topic} at {connection.cluster()}, {_content(file)}"
     progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"), target)
     skipped = count = progress.lines.get(file.name, 0)
     entries = entries_of(file, skipped)

@@ -49,7 +49,7 @@ class Progress:
         if before != target:
             raise InvalidSetting(
                 f"{path} is the progress of messages for {before}, and not for {target}",
-                hint="give the same addresses and topic to continue, or delete it to begin again",
+                hint="give the same addresses, topic and files to continue, or delete it to begin again",
             )
         if not isinstance(lines, dict) or not all(isinstance(number, int) for number in lines.values()):
             raise InvalidInput(f"{path} is not a progress file", hint="delete it to begin again")

@@ -140,6 +140,12 @@ def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluste
         process.wait()
     other = run(*words[:-1], "h:1")
     assert (other.returncode, b"is the progress of messages for" in other.stderr) == (2, True)
+    content = file.read_bytes()
+    for changed in (content + b"{}\n", content.replace(b"0-7", b"9-7"), content[:-3] + b"}}\n"):
+        file.write_bytes(changed)
+        other = run(*words)  # it would leave out the first messages of another file
+        assert (other.returncode, b"files to continue, or delete it to begin again" in other.stderr) == (2, True)
+    file.write_bytes(content)
     *_, last = lines(*words)
     assert last["messages"] == 2 * MESSAGES and last["resumed"] >= batch
     found = stored(cluster, copy)

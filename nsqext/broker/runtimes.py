@@ -14,6 +14,7 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.options import make_kind
+from nsqext.broker.engine.storage.files import usable
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup, LookupServer
@@ -26,6 +27,8 @@ from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nsqext.broker.coordinator.replication import ReplicaSet
     from nsqext.broker.coordinator.topics import ClusterMember
     from nsqext.broker.options import ClusterOptions, ClusterShape
@@ -47,6 +50,20 @@ _ERROR_COUNTS = (
     *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
     *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
 )
+
+
+# by these files, a data path shows the generation of its cluster: the other one would not find its messages, or take
+# the logs of nodes for copies of each other
+_STATE, _ORIGINAL_MARK = "cluster.json", "generation.original"
+
+
+def _refuse_other(folder: Path, mark: str, generation: str) -> None:
+    """Raise InvalidSetting for the data path of a cluster of another generation."""
+    if (folder / mark).exists():
+        raise InvalidSetting(
+            f"{folder} has the messages of a cluster of the {generation} generation",
+            hint=f"give generation={generation!r} (nsqext broker --generation {generation}), or another data path",
+        )
 
 
 class RuntimeRedesigned(Runtime):
@@ -74,9 +91,12 @@ class RuntimeRedesigned(Runtime):
         member.node.coordinator_stats = partial(coordinator_stats, self.coordinator, member.name)
 
     def create_servers(self) -> None:
+        folder = self.shape.data_path
+        if folder is not None:
+            _refuse_other(folder, _ORIGINAL_MARK, "original")
         super().create_servers()
-        if self.shape.data_path is not None:
-            self._state_file = file = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
+        if folder is not None:
+            self._state_file = file = StateFile(self.coordinator, folder / _STATE)
             file.load()
             file.save_all()
             self.coordinator.watchers.append(file.save)
@@ -215,6 +235,14 @@ class RuntimeOriginal(Runtime):
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits.original())
         self._original: list[OriginalLookupd] = []
+
+    def create_servers(self) -> None:
+        folder = self.shape.data_path
+        if folder is not None:
+            _refuse_other(folder, _STATE, "redesigned")
+            with usable(folder):
+                (folder / _ORIGINAL_MARK).touch()
+        super().create_servers()
 
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
         options, shown = self.options, self.advertised(tcp)

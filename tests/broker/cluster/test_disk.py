@@ -119,6 +119,28 @@ def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
             assert talker.message()[2] == b"kept"
 
 
+def test_a_cluster_of_the_other_generation_leaves_the_messages_alone(tmp_path: Path) -> None:
+    """It took the logs of two nodes for copies of each other: messages were lost, and others doubled."""
+    with Cluster(2, generation="original", data_path=tmp_path / "original") as cluster:
+        for node in cluster.nodes.values():
+            with BlockingClient(node.tcp) as talker:
+                assert talker.ask("PUB t", b"kept") == b"OK"
+    with Cluster(1, data_path=tmp_path / "redesigned") as cluster:
+        cluster.create_topic("t")
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("t-0.*")}
+    assert len(kept) >= 6
+    for own, other in (("original", "redesigned"), ("redesigned", "original")):
+        with pytest.raises(InvalidSetting, match=f"a cluster of the {own} generation: give generation='{own}'"):
+            Cluster(2, generation=other, data_path=tmp_path / own).start()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("t-0.*")} == kept
+    with Cluster(2, generation="original", data_path=tmp_path / "original") as cluster:
+        for node in cluster.nodes.values():
+            with BlockingClient(node.tcp) as talker:
+                assert talker.ask("SUB t ch") == b"OK"
+                talker.send("RDY 1")
+                assert talker.message()[2] == b"kept"
+
+
 def test_a_cluster_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:
         for number in range(3):

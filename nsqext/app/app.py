@@ -274,6 +274,7 @@ class App(Router, Runnable):
                 publishes.
             InvalidState: the app is running already.
             NsqError: a consumer failed; the others drained.
+            Exception: of a lifespan, or of the start of a middleware.
 
         On cancellation, handlers have ``close_timeout`` seconds to end.
         """
@@ -295,7 +296,7 @@ class App(Router, Runnable):
         Returns when lifespans are entered and all partitions subscribed, or after ``start_timeout``.
 
         Raises:
-            NsqError: as for `serve`.
+            Exception: as for `serve`.
         """
         self._begin()
         self._tasks = tasks = BackgroundTasks("app", self._drain)
@@ -328,6 +329,7 @@ class App(Router, Runnable):
         """Drain and close; without effect before `start` and when called again.
 
         In a handler, and while `serve` runs the app, it begins the close and returns. Cancellation does not shorten it.
+
         Raises:
             InvalidState: called from another event loop.
             BaseException: the error that ended the app, unless it was raised before.

@@ -48,7 +48,8 @@ class Cluster(ProcessBound):
 
     Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Methods block until they
     are done and cannot be cancelled. They raise `InvalidState` if the cluster is not running or stops, and in a forked
-    process, which has its addresses only, and `InvalidInput` for an unknown node. It stops at the end of the program.
+    process, which has its addresses only, and `InvalidInput` for an unknown node. Methods of partitions and
+    `upgrade_topic` raise `InvalidState` for the original generation. It stops at the end of the program.
 
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
@@ -285,6 +286,8 @@ class Cluster(ProcessBound):
 
         Raises:
             PartitionUnavailable: the timeout expired.
+            TopicNotFound: unknown partition.
+            InvalidSetting: the timeout is no time.
         """
         check_time("timeout", timeout)
         return str(self._run(lambda runtime: coordinated(runtime).wait_writable(topic, partition, timeout)))
@@ -321,7 +324,8 @@ class Cluster(ProcessBound):
         """Make another node the leader of a partition; without a replica it gets the old leader's.
 
         Raises:
-            NsqError: the node is down.
+            TopicNotFound: unknown partition.
+            NsqError: the node is down, or the cluster refuses the move.
         """
         self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
 

@@ -183,7 +183,7 @@ class OperationNotSupported(InvalidInput):
 
 
 class ExtendNotSupported(InvalidInput):
-    """Headers or a tag were given for a topic without extend support."""
+    """Headers or a tag were given for a topic without extend support, or a trace id for the original NSQ."""
 
 
 class DelayNotSupported(InvalidInput):

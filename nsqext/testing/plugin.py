@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(partitions=1, replicas=1, extend=False, ordered=False, channels=['default'], "
-        "register_channels=False): settings of the topic of the fixture nsq_topic",
+        "register_channels=False, dispatch=''): settings of the topic of the fixture nsq_topic",
     )
 
 

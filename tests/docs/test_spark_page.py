@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import pytest
@@ -41,25 +42,23 @@ def test_options_to_write() -> None:
     assert rows("Options to write").keys() == names(options.SINK_OPTIONS)
 
 
-def test_defaults() -> None:
+def test_each_default_is_written_as_the_option_accepts_it() -> None:
     given = {**rows("Options to read"), **rows("Options to write")}
     shown = {name: cells[-2].strip("`") for name, cells in given.items()}
     found = {
         **_defaults(options.SourceOptions, options.SOURCE_OPTIONS),
         **_defaults(options.SinkOptions, options.SINK_OPTIONS),
     }
-    assert {name: shown[name] for name in found} == found
-
-
-def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options.SparkOption]) -> dict[str, str]:
-    """Return the defaults of options that have one, as they are written."""
-    defaults = {member.name: member.default for member in attrs.fields(kind)}
-    found = {option.name: defaults.get(option.member, attrs.NOTHING) for option in known}
-    plain = {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
-    return {
-        name: f"{round(value * 1000)}" if isinstance(value, float) else str(value).lower()
-        for name, value in plain.items()
+    assert {option.name: option.read(shown[option.name]) for option in found} == {
+        option.name: default for option, default in found.items()
     }
+
+
+def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options.SparkOption]) -> dict[options.SparkOption, Any]:
+    """Return the defaults of options that have one."""
+    defaults = {member.name: member.default for member in attrs.fields(kind)}
+    found = {option: defaults.get(option.member, attrs.NOTHING) for option in known}
+    return {option: value for option, value in found.items() if isinstance(value, (bool, int, float, str))}
 
 
 def test_options_that_a_mode_ignores_are_listed() -> None:

@@ -325,6 +325,7 @@ class Producer(ProcessBound):
             PublishFailed: not stored within ``timeout``, with retries.
             DeliveryUnknown: possibly stored.
             ServerError: the server refused it permanently.
+            NegotiationFailed, ProtocolError: the node does not grant TLS or compression, or is no nsqd; not stored.
             InvalidState: the producer is not open, or another event loop opened it.
 
         When cancelled, the message may be stored or not.
@@ -528,7 +529,8 @@ class Producer(ProcessBound):
         Use it as an asynchronous context manager inside the producer's; see `Batcher`.
 
         Args:
-            linger: seconds that a message waits for others, and publishes of its key wait behind it; below ``timeout``.
+            linger: seconds that a message waits for others. Publishes of its key wait behind it: with ``timeout`` seconds
+                or more they fail.
             max_count: messages per batch.
             max_bytes: bytes per batch.
             max_pending: accepted messages not yet stored; then `Batcher.add` waits.

@@ -101,7 +101,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
         With ``auto_finish=False`` any thread answers a message later.
 
         Raises:
-            InvalidSetting: a coroutine function, a generator, or a second handler.
+            InvalidSetting: a coroutine function, a generator, a parameter without known source, or a second handler.
+            InvalidState: the consumer was opened before.
         """
 
         def register(function: H) -> H:
@@ -252,6 +253,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
         Raises:
             InvalidState: it was opened before.
+            NsqError: it cannot start, as for `nsqext.Consumer.serve`.
         """
         self._enter()
         return self

@@ -58,6 +58,7 @@ class Producer(BlockingClient[AsyncProducer]):
 
         Raises:
             InvalidState: it was opened before.
+            NsqError: with ``connect``, as for `nsqext.Producer.start`.
         """
         self._enter()
         portal, closing = self._portal, self._closing

@@ -277,8 +277,7 @@ class Consumer(Runnable):
             ProtocolError: no address is an nsqd's.
             NegotiationFailed: no node grants the required TLS or compression.
             ServerError: the server permanently refuses the subscription.
-            InvalidSetting, InvalidPartition: the servers or a topic lack what a setting requests, as ``partitions``.
-            DataLoss: messages behind a position of ``start=Positions(...)`` do not exist any more.
+            InvalidSetting, InvalidPartition, DataLoss: servers lack what ``dispatch``, ``partitions`` or ``start`` needs.
 
         On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and their
         messages are requeued.

@@ -85,6 +85,7 @@ class StartPositions(Protocol):
 
     async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
         """Return where to read a partition from, before each subscription; None for the position of the channel.
+
         Raises:
             DataLoss: the log does not contain that position; the consumer ends.
             PartitionUnavailable: the position is not known now; the consumer tries again.

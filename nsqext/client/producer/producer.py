@@ -324,8 +324,7 @@ class Producer(ProcessBound):
             LookupFailed: no lookup node responds; for ``lookup_timeout`` if it never did.
             PublishFailed: not stored within ``timeout``, with retries.
             DeliveryUnknown: possibly stored.
-            ServerError: the server refused it permanently.
-            NegotiationFailed, ProtocolError: the node does not grant TLS or compression, or is no nsqd; not stored.
+            ServerError, NegotiationFailed, ProtocolError: the node refused the message or the connection permanently.
             InvalidState: the producer is not open, or another event loop opened it.
 
         When cancelled, the message may be stored or not.
@@ -529,8 +528,7 @@ class Producer(ProcessBound):
         Use it as an asynchronous context manager inside the producer's; see `Batcher`.
 
         Args:
-            linger: seconds that a message waits for others. Publishes of its key wait behind it: with ``timeout`` seconds
-                or more they fail.
+            linger: seconds that a message waits for others; after ``timeout``, publishes of its key behind it fail.
             max_count: messages per batch.
             max_bytes: bytes per batch.
             max_pending: accepted messages not yet stored; then `Batcher.add` waits.

@@ -19,12 +19,12 @@ _LEVELS = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERR
 _SHOWN = ("ERROR", "WARNING", "INFO, WARNING")
 _LOGGER = re.compile(r"""getLogger\((?:"([\w.]+)"|(__name__))\)""")
 _PLACEHOLDER = re.compile(r"%(?:\.\d)?[srdgf]")
-# commands and servers print for a person at a terminal
+# clients, apps, relays and Spark source; commands and servers print for a person at a terminal
 _CLIENT = ("app", "client", "delays", "lookup", "observability", "partitions", "spark", "sync", "transactions")
 
 
 def messages() -> Iterator[tuple[str, str, str]]:
-    """Yield logger, level and text of each logging call of clients, apps, relays and Spark source, in the order of the files."""
+    """Yield logger, level and text of each logging call of the rooms of `_CLIENT`, in the order of the files."""
     for room in _CLIENT:
         for path in sorted((PACKAGE / room).rglob("*.py")):
             source = path.read_text(encoding="utf-8")

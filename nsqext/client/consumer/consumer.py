@@ -198,7 +198,7 @@ class Consumer(Runnable):
                 consumer waits for it. With ``key``, the next message of its key begins when the handler returns.
 
         Raises:
-            InvalidSetting: no function, a parameter without known source, or a second handler.
+            InvalidSetting: no function, a generator, a parameter without known source, or a second handler.
             InvalidState: the consumer was opened before.
         """
 
@@ -277,7 +277,7 @@ class Consumer(Runnable):
             ProtocolError: no address is an nsqd's.
             NegotiationFailed: no node grants the required TLS or compression.
             ServerError: the server permanently refuses the subscription.
-            InvalidSetting, InvalidPartition, DataLoss: servers lack what ``dispatch``, ``partitions`` or ``start`` needs.
+            InvalidSetting, InvalidPartition, DataLoss: ``dispatch``, ``partitions`` or ``start`` cannot be applied.
 
         On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and their
         messages are requeued.

@@ -276,8 +276,7 @@ class Consumer(Runnable):
                 nsqlookupd's.
             ProtocolError: no address is an nsqd's.
             NegotiationFailed: no node grants the required TLS or compression.
-            ServerError: the server permanently refuses the subscription.
-            InvalidSetting, InvalidPartition, DataLoss: ``dispatch``, ``partitions`` or ``start`` cannot be applied.
+            ServerError, InvalidSetting, InvalidPartition, DataLoss: a subscription is refused permanently.
 
         On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and their
         messages are requeued.

@@ -47,7 +47,7 @@ _PATTERN = re.compile(r"[.a-zA-Z0-9_*?-]+(#ephemeral)?")
 _WILDCARDS = {"*": "[.a-zA-Z0-9_-]*", "?": "[.a-zA-Z0-9_-]"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[a-zA-Z0-9_-]+")
-_RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end if wanted"
+_RULE = "1 to 64 letters, digits, '.', '_' or '-'; '#ephemeral' at the end is allowed, and counts"
 
 
 @lru_cache(maxsize=4096)

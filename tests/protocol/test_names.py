@@ -24,7 +24,7 @@ def test_names_that_servers_accept(name: str) -> None:
 def test_names_that_no_server_accepts(name: Any) -> None:
     with pytest.raises(InvalidName, match=r"topic name .* is not valid: use 1 to 64"):
         names.check_topic(name)
-    with pytest.raises(InvalidName, match=r"channel name .* is not valid: .*'#ephemeral' at the end is allowed, and counts"):
+    with pytest.raises(InvalidName, match=r"channel name .* is not valid: .*'#ephemeral' .* counts"):
         names.check_channel(name)
 
 

@@ -242,7 +242,20 @@ class RuntimeOriginal(Runtime):
             _refuse_other(folder, _STATE, "redesigned")
             with usable(folder):
                 (folder / _ORIGINAL_MARK).touch()
+                self._check_nodes(folder)
         super().create_servers()
+
+    def _check_nodes(self, folder: Path) -> None:
+        """Raise InvalidSetting if the data path has messages that no node of this cluster would serve."""
+        served = {f"n{number + 1}" for number in range(self.shape.nodes)}
+        left = [
+            path.name for path in folder.iterdir() if path.is_dir() and path.name not in served and any(path.iterdir())
+        ]
+        if left:
+            raise InvalidSetting(
+                f"{folder} has topics of the nodes {', '.join(sorted(left))}, which this cluster does not have",
+                hint="start at least as many nodes as before",
+            )
 
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
         options, shown = self.options, self.advertised(tcp)

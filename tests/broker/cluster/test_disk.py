@@ -119,6 +119,19 @@ def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
             assert talker.message()[2] == b"kept"
 
 
+def test_an_original_cluster_that_lacks_a_node_with_topics_is_an_error(tmp_path: Path) -> None:
+    with (
+        Cluster(3, generation="original", data_path=tmp_path) as cluster,
+        BlockingClient(cluster.nodes["n3"].tcp) as talker,
+    ):
+        assert talker.ask("PUB t", b"kept") == b"OK"
+    for nodes in (1, 2):
+        with pytest.raises(InvalidSetting, match="has topics of the nodes n3, which this cluster does not have"):
+            Cluster(nodes, generation="original", data_path=tmp_path).start()
+    with Cluster(4, generation="original", data_path=tmp_path) as cluster:
+        assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
+
+
 def test_a_cluster_of_the_other_generation_leaves_the_messages_alone(tmp_path: Path) -> None:
     """It took the logs of two nodes for copies of each other: messages were lost, and others doubled."""
     with Cluster(2, generation="original", data_path=tmp_path / "original") as cluster:

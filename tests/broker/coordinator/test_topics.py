@@ -28,12 +28,6 @@ def test_which_topics_fit_on_three_nodes(spec: TopicSpec, fits: bool) -> None:
     assert (spec.place(IDLE, {}) is not None) is fits
 
 
-def test_a_node_holds_one_partition_unless_they_share() -> None:
-    placed = TopicSpec(3, 1).place(IDLE, {})
-    assert placed is not None
-    assert sorted(nodes[0] for nodes in placed.values()) == ["n1", "n2", "n3"]
-
-
 def test_the_node_that_leads_and_holds_the_fewest_partitions_is_chosen() -> None:
     assert TopicSpec().place({"n1": (3, 3), "n2": (0, 5), "n3": (0, 1)}, {}) == {0: ["n3"]}
     assert TopicSpec().place({"n1": (3, 3), "n2": (0, 5), "n3": (1, 1)}, {}) == {0: ["n2"]}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 from attrs import define, field
 
+from nsqext.waits import Waiters
+
 if TYPE_CHECKING:
     from nsqext.protocol.server.request_error import RequestError
 
@@ -68,9 +70,11 @@ class NodeFaults:
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")
+    _changes: Waiters = field(factory=Waiters, init=False)
 
     def _update(self) -> None:
         self.active = self.frozen or self.refusing or bool(self.rules or self._answers)
+        self._changes.wake()
 
     def freeze(self) -> None:
         if not self.frozen:
@@ -144,7 +148,9 @@ class NodeFaults:
             if rule.direction != direction or rule.peer not in (None, peer) or rule not in self.rules:
                 continue  # another connection may have used it up during a delay, or `heal` ended it
             if rule.kind == "delay":
-                await anyio.sleep(rule.seconds)
+                with anyio.move_on_after(rule.seconds):
+                    while rule in self.rules:
+                        await self._changes.wait()
             elif rule.kind == "cut":
                 self._use(rule, 1)
                 return _half(data, direction), True

@@ -83,7 +83,8 @@ async def test_a_fault_that_is_used_up_or_healed_during_a_delay_has_no_effect() 
     async with anyio.create_task_group() as tasks:
         for _ in range(2):
             tasks.start_soon(carry)
-    faults.add(Rule("drop", "out"))
+    for rule in (Rule("delay", "out", seconds=3600), Rule("drop", "out")):
+        faults.replace(rule)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(carry)
         await anyio.wait_all_tasks_blocked()

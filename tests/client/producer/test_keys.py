@@ -256,17 +256,6 @@ async def test_a_cancelled_publish_takes_nothing_from_its_batch(cancelled: bytes
     assert groups.kinds() == [Receipt] * 2
 
 
-async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
-    groups = Groups()
-    await groups.connect()
-    async with groups.begun(*_messages(b"a", b"b", b"c")):
-        groups.scopes[b"b"].cancel()
-        await anyio.wait_all_tasks_blocked()
-        await groups.first_ends()
-    (command,) = groups.commands
-    assert multi_items(command.partition(b"\n")[2][4:]) == [b"a", b"c"]
-
-
 @pytest.mark.parametrize(
     ("failure", "verbs", "kinds", "counts"),
     [
@@ -376,7 +365,7 @@ async def test_each_wait_for_a_key_has_a_time_limit() -> None:
     assert (groups.kinds(), groups.commands) == ([PublishFailed] * 2, [])
 
 
-async def test_a_publish_that_has_its_key_leaves_no_time_limit() -> None:
+async def test_a_cancelled_publish_that_waits_is_not_sent_and_leaves_no_time_limit() -> None:
     groups = Groups()
     await groups.connect()
     async with groups.begun(*_messages(b"a", b"b", b"c")):
@@ -386,6 +375,8 @@ async def test_a_publish_that_has_its_key_leaves_no_time_limit() -> None:
         assert len(groups.groups._deadlines) == 2
         await groups.first_ends()
         assert groups.groups._deadlines == {}
+    (command,) = groups.commands
+    assert multi_items(command.partition(b"\n")[2][4:]) == [b"a", b"c"]
 
 
 async def test_a_message_that_needs_a_check_does_not_wait_for_its_key_first() -> None:

@@ -410,25 +410,20 @@ async def test_the_next_ranges_of_a_task_are_opened_early(monkeypatch: pytest.Mo
     assert servers.closed
 
 
-async def test_a_task_that_ends_early_closes_its_connections(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    connection = Connection()
-    servers = Servers(connection)
-    async with tasks_of(monkeypatch, servers, Range("t", 0, 0, 1)):
-        while not connection.sent:
-            await anyio.lowlevel.checkpoint()
-    assert (servers.closed, connection.ended, connection.failure) == (True, True, None)
-
-
-async def test_a_task_that_is_cancelled_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_task_that_ends_early_closes_its_connections(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, cancelled: bool
+) -> None:
     connection = Connection()
     servers = Servers(connection)
     with anyio.CancelScope() as scope:
         async with tasks_of(monkeypatch, servers, Range("t", 0, 0, 1)):
             while not connection.sent:
                 await anyio.lowlevel.checkpoint()
-            scope.cancel()
-            await anyio.sleep_forever()
-    assert (servers.closed, connection.ended) == (True, True)
+            if cancelled:
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+    assert (servers.closed, connection.ended, connection.failure) == (True, True, None)
 
 
 @pytest.mark.parametrize(

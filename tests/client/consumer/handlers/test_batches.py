@@ -56,18 +56,12 @@ async def test_finish_leaves_answered_messages_alone() -> None:
     assert batch.unanswered == []
 
 
-@pytest.mark.parametrize("last", [1, -3, "message"])
-async def test_finish_up_to_includes_the_last_one(last: int | str) -> None:
+@pytest.mark.parametrize(("last", "left"), [(1, [3, 4]), (-3, [3, 4]), ("message", [3, 4]), (-1, [])])
+async def test_finish_up_to_includes_the_last_one(last: int | str, left: list[int]) -> None:
     batch, owner = batch_of(4)
     await batch.finish_up_to(batch[1] if isinstance(last, str) else last)
-    assert owner.commands == ["FIN 1", "FIN 2"]
-    assert [message.internal_id for message in batch.unanswered] == [3, 4]
-
-
-async def test_finish_up_to_the_last_index_finishes_all() -> None:
-    batch, owner = batch_of(3)
-    await batch.finish_up_to(-1)
-    assert owner.commands == ["FIN 1", "FIN 2", "FIN 3"]
+    assert owner.commands == [f"FIN {number}" for number in range(1, 5) if number not in left]
+    assert [message.internal_id for message in batch.unanswered] == left
 
 
 async def test_messages_and_indexes_outside_of_the_batch_are_refused() -> None:
@@ -90,15 +84,6 @@ async def test_requeue_some_or_the_rest() -> None:
     assert not batch.requeue_called, "it was awaited"
     await batch.requeue()
     assert owner.commands == ["REQ 3 5!", "REQ 1 0", "REQ 2 0", "REQ 4 0"]
-
-
-async def test_servers_would_ignore_the_delay_of_ordered_messages() -> None:
-    owner = RecordingOwner(in_order=True)
-    batch = MessageBatch([make_message(owner, 1), make_message(owner, 2)])
-    with pytest.raises(InvalidInput, match="servers ignore a requeue with a delay on an ordered channel"):
-        await batch.requeue(delay=5)
-    await batch.requeue()
-    assert owner.commands == ["REQ 1 0", "REQ 2 0"]
 
 
 async def test_the_delay_of_a_batch_from_several_topics_is_checked_for_each_message_that_is_requeued() -> None:

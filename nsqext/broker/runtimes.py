@@ -248,9 +248,7 @@ class RuntimeOriginal(Runtime):
     def _check_nodes(self, folder: Path) -> None:
         """Raise InvalidSetting if the data path has messages that no node of this cluster would serve."""
         served = {f"n{number + 1}" for number in range(self.shape.nodes)}
-        left = [
-            path.name for path in folder.iterdir() if path.is_dir() and path.name not in served and any(path.iterdir())
-        ]
+        left = [path.name for path in folder.glob("n[0-9]*") if path.name not in served and any(path.glob("*"))]
         if left:
             raise InvalidSetting(
                 f"{folder} has topics of the nodes {', '.join(sorted(left))}, which this cluster does not have",

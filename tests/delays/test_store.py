@@ -139,9 +139,10 @@ def test_a_failure_changes_neither_messages_that_are_published_now_nor_later_mes
         }
 
 
-def test_messages_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
+def test_messages_are_listed_and_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as store:
         store.add([(message(str(number), float(number)), b"") for number in (3, 1, 2)])
+        assert [one.identity for one in store.waiting(count=2)] == ["1", "2"]
         assert [identities(store, 10.0, 1) for _ in range(3)] == [["1"], ["2"], ["3"]]
 
 
@@ -261,12 +262,6 @@ def test_an_identity_is_kept_from_the_time_at_which_its_cancelled_message_was_du
         assert store.forget(now + HOUR + 1.0) == 1
 
 
-def test_waiting_messages_are_listed_up_to_a_number(tmp_path: Path) -> None:
-    with opened(tmp_path / "store") as store:
-        store.add([(message(str(number), float(number)), b"") for number in (3, 1, 2)])
-        assert [one.identity for one in store.waiting(count=2)] == ["1", "2"]
-
-
 def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp_path: Path) -> None:
     with DelayStore(tmp_path / "store") as store:
         wrong = DelayedMessage(identity=["no text"], topic="t", due=1)  # type: ignore[arg-type]
@@ -355,16 +350,12 @@ def test_a_store_that_would_be_lost_with_its_process_is_refused(name: str) -> No
         opened[0].execute("SELECT 1")
 
 
-def test_another_file_and_a_closed_store_are_errors(tmp_path: Path) -> None:
+def test_another_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to look like one: " * 50)
     with pytest.raises(InvalidSetting, match="cannot be used"):
         DelayStore(tmp_path / "text")
     with pytest.raises(InvalidSetting):
         DelayStore(tmp_path / "missing" / "store")
-    store = DelayStore(tmp_path / "store")
-    store.close()
-    with pytest.raises(InvalidState):
-        store.count()
 
 
 class Stores(RuleBasedStateMachine):

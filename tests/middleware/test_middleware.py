@@ -215,22 +215,27 @@ async def test_timeouts_raise_and_quick_handlers_return() -> None:
         await surround_handler((HandlerTimeout(0.01),), slow, "ch")(message)
 
 
-async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of middleware, which take no time, while its clock stands at 100 s."""
+    found: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        pauses.append(round(seconds, 6))
+        found.append(round(seconds, 6))
 
-    monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: 100.0)
     # not of anyio itself: the thread of the cluster sleeps too
     monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
+    return found
+
+
+async def test_handlers_begin_at_the_limited_rate(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     limit = RateLimit(10, burst=2)
     message = make_message(RecordingOwner())
     for _ in range(4):
         await call(limit, message)
     assert pauses == [0.1, 0.2]
-    now += 10
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: 110.0)
     for _ in range(3):
         await call(limit, message)
     assert pauses == [0.1, 0.2, 0.1]
@@ -422,15 +427,7 @@ async def test_middleware_finishes_a_message_that_it_does_not_pass_on_to_a_handl
     assert (owner.commands, handled) == (["FIN 1", "REQ 3 0"], [0, 2])
 
 
-async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pauses = 100.0, list[float]()
-    monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(round(seconds, 3))
-
-    # not of anyio itself: the thread of the cluster sleeps too
-    monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
+async def test_the_messages_of_a_batch_count_towards_the_rate(pauses: list[float]) -> None:
     limit = RateLimit(10)
     for count in (5, 1, 2):
         await call_batch(limit, make_batch(*range(count)))

@@ -308,27 +308,6 @@ def test_tables_of_another_version_name_the_column_that_is_missing(database: str
     OutboxStore(database).close()
 
 
-async def test_a_relay_continues_when_the_connections_of_its_database_are_ended(
-    postgres: str, cluster: Cluster, topic: str
-) -> None:
-    """The relay ended with the error of the driver, and the app that ran it too."""
-    with OutboxStore(postgres, create=True) as store:
-        relay = OutboxRelay(store, poll=0.1)
-        of_others = store.summary(time.time()).waiting
-        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, producer)
-            for count in range(1, 4):
-                add_with_driver(postgres, topic, commit=True)
-                await eventually(lambda count=count: relay.statistics().published == count, _SECONDS)  # type: ignore[misc]
-                with psycopg.connect(postgres, autocommit=True) as connection:
-                    connection.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-                        "AND backend_type = 'client backend'"
-                    )
-            await eventually(lambda: store.summary(time.time()).waiting == of_others, _SECONDS)
-            tasks.cancel_scope.cancel()
-
-
 async def test_a_relay_waits_for_a_database_that_is_locked(
     tmp_path: Path, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

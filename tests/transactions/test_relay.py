@@ -111,14 +111,11 @@ async def test_a_batch_that_takes_longer_than_the_timeout_gets_smaller(
     node = str(next(iter(cluster.nodes.values())).tcp)
     async with relaying(node, rate=200_000) as slow:
         with OutboxStore(database) as store:
-            relay = OutboxRelay(store, poll=0.05)
             async with (
                 Producer(cluster.lookupd, timeout=1.0, address_map={node: slow.address}) as producer,
-                anyio.create_task_group() as tasks,
+                publishing(store, producer, 0.05) as relay,
             ):
-                tasks.start_soon(relay.run, producer)
                 await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
-                tasks.cancel_scope.cancel()
     assert relay.statistics().published == 40
     assert 1 <= relay.statistics().failed < 12
     assert (await all_stored(cluster, topic)).keys() == {*bodies}
@@ -517,11 +514,8 @@ async def test_messages_of_a_failed_batch_stay_and_stored_ones_are_deleted(
         monkeypatch.setattr(producer, "publish_many", fail)
         monkeypatch.setattr("nsqext.transactions.relay.RETRY", 0.05)
         with OutboxStore(database) as store:
-            relay = OutboxRelay(store, poll=0.02)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(relay.run, producer)
+            async with publishing(store, producer) as relay:
                 await eventually(lambda: relay.statistics().published == 12, _SECONDS)
-                tasks.cancel_scope.cancel()
             assert store.summary(time.time()).waiting == 0
             assert relay.statistics().failed == 3
     assert await all_stored(cluster, topic) == dict.fromkeys(bodies, 1)
@@ -652,16 +646,13 @@ async def test_a_final_error_ends_the_relay(cluster: Cluster, database: str) -> 
 
 
 @one_database
-async def test_a_relay_says_that_its_database_cannot_be_used(cluster: Cluster, database: str) -> None:
+async def test_a_relay_says_that_its_database_cannot_be_used(database: str) -> None:
     with OutboxStore(database) as store, closing(connect(database)) as connection:
-        relay = OutboxRelay(store, poll=0.05)
-        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, producer)
+        async with publishing(store, Scripted(accept)) as relay:
             for before, behind in (("nsqext_outbox_relay", "away"), ("away", "nsqext_outbox_relay")):
                 connection.execute(f"ALTER TABLE {before} RENAME TO {behind}")
                 connection.commit()
                 await eventually(lambda: (relay.outage is not None) is (behind == "away"), _SECONDS)  # noqa: B023
-            tasks.cancel_scope.cancel()
 
 
 class Drops(Middleware):
@@ -749,16 +740,13 @@ async def test_a_relay_and_its_app_continue_after_an_outage(
     warned = anyio.Event()
     monkeypatch.setattr("nsqext.transactions.relay.logger.warning", lambda *_, **__: warned.set())
     with OutboxStore(database) as store:
-        relay = OutboxRelay(store, poll=0.05)
-        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, producer)
+        async with Producer(cluster.lookupd) as producer, publishing(store, producer, 0.05) as relay:
             add_with_driver(database, topic, commit=True)
             await eventually(lambda: relay.statistics().published == 1, _SECONDS)
             with outage(database), anyio.fail_after(_SECONDS):
                 await warned.wait()
             add_with_driver(database, topic, commit=True)
             await eventually(lambda: relay.statistics().published == 2, _SECONDS)
-            tasks.cancel_scope.cancel()
 
 
 def test_errors_of_sqlite_are_outages_or_final(tmp_path: Path) -> None:
@@ -829,10 +817,10 @@ def test_an_error_that_has_rolled_back_already_is_raised(database: str) -> None:
 
 @one_database
 async def test_a_full_disk_ends_no_relay(
-    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.05)
-    fill(database, topic, 3, 100)
+    fill(database, "t", 3, 100)
     with OutboxStore(database) as store:
         failures = [sqlite3.OperationalError("database or disk is full")] * 3
         for failure in failures:
@@ -845,11 +833,8 @@ async def test_a_full_disk_ends_no_relay(
             return lease(*args, **options)
 
         monkeypatch.setattr(store, "lease", fail)
-        relay = OutboxRelay(store, poll=0.05)
-        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, producer)
+        async with publishing(store, Scripted(accept)) as relay:
             await eventually(lambda: relay.statistics().published == 3, _SECONDS)
-            tasks.cancel_scope.cancel()
     assert "the disk is full" in caplog.text
 
 
@@ -883,8 +868,10 @@ async def accept(topic: str, messages: list[OutgoingMessage]) -> None:
 
 
 @asynccontextmanager
-async def publishing(store: OutboxStore, producer: Scripted, poll: float = 0.01) -> AsyncIterator[OutboxRelay]:
-    """Run a relay with a scripted producer."""
+async def publishing(
+    store: OutboxStore, producer: Scripted | Producer, poll: float = 0.01
+) -> AsyncIterator[OutboxRelay]:
+    """Run a relay."""
     relay = OutboxRelay(store, poll=poll)
     with anyio.fail_after(_SECONDS):
         async with anyio.create_task_group() as tasks:

@@ -346,7 +346,7 @@ class TopicAdmin(ChannelAdmin):
         requests = self._open()
         if generation_of(await requests.find(topic)) == "original" and restore:
             raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
-        known = sorted(str(info.http) for info in await requests.client.lists.nodes())
+        known = sorted(str(info.http) for info in await requests.client.lists.nodes() if info.http is not None)
         if node not in known:  # servers ignore an unknown node
             raise InvalidInput(f"no node has the HTTP address {node!r}", topic=topic, hint=f"known: {', '.join(known)}")
         params: dict[str, str | int] = {"topic": topic, "node": node}

@@ -169,27 +169,6 @@ async def test_a_channel_moves_back_to_the_start(redesigned: Cluster) -> None:
             await admin.seek_channel(topic, "ch", Position.latest(), partitions=[7])
 
 
-async def test_an_upgraded_topic_accepts_headers(redesigned: Cluster) -> None:
-    topic = fresh()
-    async with Admin(redesigned.lookupd) as admin:
-        await admin.create_topic(topic, channels=["ch"])
-        await admin.upgrade_topic(topic)
-        await admin.upgrade_topic(topic)
-        meta = (await admin.topic(topic)).meta
-    assert meta is not None
-    assert meta.extend_support
-
-
-async def test_in_sync_replicas_name_the_leader_first(redesigned: Cluster) -> None:
-    topic = fresh()
-    async with Admin(redesigned.lookupd) as admin:
-        await admin.create_topic(topic, replicas=3, channels=["ch"])
-        replicas = await admin.replicas(topic)
-        leader = (await admin.topic(topic)).leaders[0]
-    assert replicas[0][0] == str(leader)
-    assert sorted(replicas[0]) == sorted(node.tcp for node in redesigned.nodes.values())
-
-
 async def test_a_change_waits_for_a_new_leader(redesigned: Cluster) -> None:
     topic = fresh()
     async with Admin(redesigned.lookupd) as admin:

@@ -101,20 +101,6 @@ async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(redesigned
             assert not (await admin.stats(topic)).channels["ch"].paused
 
 
-async def test_empty_discards_waiting_messages(redesigned: Cluster, original: Cluster) -> None:
-    for cluster in (redesigned, original):
-        topic = fresh()
-        async with Admin(cluster.lookupd) as admin, Producer(cluster.lookupd) as producer:
-            await admin.create_topic(topic, channels=["a", "b"])
-            await producer.publish_many(topic, [b"1", b"2", b"3"])
-            await admin.empty_channel(topic, "a")
-            stats = await admin.stats(topic)
-            assert (stats.channels["a"].lag, stats.channels["b"].lag) == (0, 3)
-            assert (await admin.stats(topic, "b")).channels.keys() == {"b"}
-            await admin.empty_topic(topic)
-            assert (await admin.stats(topic)).channels["b"].lag == 0
-
-
 async def test_channels_are_created_skipped_and_deleted(redesigned: Cluster) -> None:
     topic = fresh()
     async with Admin(redesigned.lookupd) as admin:

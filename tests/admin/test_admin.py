@@ -303,6 +303,7 @@ async def test_peek_returns_the_newest_messages_and_consumes_nothing(redesigned:
         assert [message.body for message in others] == ["3", "2"]
         one = [message.body for message in await admin.peek(topic, partition=1) if message.id != newest.id]
         assert one == ["3", "1"]
+        assert len(await admin.peek(topic)) == 5
         stats = await admin.stats(topic)
         assert {name: channel.lag for name, channel in stats.channels.items()} == {"ch": 5}
         with pytest.raises(InvalidInput, match="no partition 5"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -270,6 +271,12 @@ def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp
         assert store.count() == 0
         store.add([(message("b", 1.0), b"x")])
         assert store.count() == 1
+
+
+def test_threads_have_transactions_of_their_own(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store, ThreadPoolExecutor(4) as threads:
+        assert len([*threads.map(lambda number: store.add([(message(str(number), 1.0), b"x")]), range(200))]) == 200
+        assert store.count() == 200
 
 
 def test_a_call_waits_for_the_transaction_of_another_process(tmp_path: Path) -> None:

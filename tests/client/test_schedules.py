@@ -21,6 +21,7 @@ from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.keys import KeyLock
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.sender import Counters
 from nsqext.errors import (
     BatchFailed,
     ConnectionFailed,
@@ -122,6 +123,7 @@ class _Publisher:
         self.calls: list[list[bytes | OutgoingMessage]] = []
         self.stored: list[bytes | OutgoingMessage] = []
         self.keys = SimpleNamespace(lock=KeyLock())
+        self.counters = Counters()
         self._ends = ends
 
     async def publish(self, call: Publishing) -> list[Receipt]:

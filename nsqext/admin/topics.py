@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-EXPAND = "/topic/partition/expand"
-CREATE = "/topic/create"
+_EXPAND = "/topic/partition/expand"
+_CREATE = "/topic/create"
 
 
 class TopicAdmin(ChannelAdmin):
@@ -100,7 +99,7 @@ class TopicAdmin(ChannelAdmin):
         await _create(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
-                await self._complete(topic, CREATE, params, names)
+                await self._complete(topic, _CREATE, params, names)
             if scope.cancelled_caught:
                 raise PartitionUnavailable(
                     f"the topic was created, but does not accept publishes after {wait:g} s",
@@ -109,14 +108,20 @@ class TopicAdmin(ChannelAdmin):
                 )
 
     async def _complete(
-        self, topic: str, path: str, params: Mapping[str, str | int], channels: Collection[str]
+        self, topic: str, path: str, params: Mapping[str, str | int], channels: Collection[str], partitions: int = 0
     ) -> None:
+        """Wait until the partitions of an accepted request take publishes and number ``partitions``; add channels."""
         requests = self._open()
-        await _wait_writable(requests, topic, path, params)
+
+        async def again() -> None:  # a repeat changes no partition
+            with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
+                await requests.change_lookup(path, params)
+
+        await _wait_writable(requests, topic, partitions, again)
         for channel in channels:
             await self.create_channel(topic, channel)
         if channels:
-            await _wait_offered(requests, topic, path, params)
+            await _wait_offered(requests, topic, again)
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """Delete a topic with all its messages and channels.
@@ -231,9 +236,9 @@ class TopicAdmin(ChannelAdmin):
         sent = False
         with _changing(topic), anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
-            await requests.change_settled(EXPAND, params, topic, bounded=False)
+            await requests.change_settled(_EXPAND, params, topic, bounded=False)
             sent = True
-            await self._complete(topic, EXPAND, params, channels)
+            await self._complete(topic, _EXPAND, params, channels, number)
         if scope.cancelled_caught:
             if not sent:
                 raise PartitionUnavailable(f"not expanded: the cluster is unstable for {wait:g} s", topic=topic)
@@ -381,7 +386,7 @@ async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, st
             await requests.find(topic)
             raise exists
     try:
-        await requests.change_lookup(CREATE, params)
+        await requests.change_lookup(_CREATE, params)
     except LookupFailed as error:
         if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
             raise _too_few_nodes(error, topic, params, len(await requests.client.lists.nodes())) from error
@@ -409,24 +414,21 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
-async def _wait_writable(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
+async def _wait_writable(
+    requests: ClusterRequests, topic: str, partitions: int, again: Callable[[], Awaitable[None]]
+) -> None:
     """Create a topic on original nodes, then wait until each partition's leader accepts publishes.
 
     Original nodes register the topic at lookup some time after its creation: the next change would not reach them.
-
-    Args:
-        path: path of the accepted request for partitions; a repeat changes nothing.
-        params: its arguments; after an expansion, lookup must report the number of partitions.
     """
     infos = await requests.client.lists.nodes()
     original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
     await ask_each(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
-    wanted = int(params["partition_num"]) if path == EXPAND else 0
 
     async def check() -> None:
         where = await requests.led(topic)
-        if where.partition_num < wanted:
-            raise PartitionUnavailable(f"lookup does not report {wanted} partitions yet", topic=topic)
+        if where.partition_num < partitions:
+            raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
         unregistered = original.keys() - where.nodes
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
@@ -436,11 +438,10 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
             with suppress(InvalidInput):
                 await requests.post(http_of(where, node), "/pubtrace", params, b"x")
 
-    again = partial(_request_again, requests, path, params)
     await requests.settled(check, topic, passing=TopicNotFound, again=again, bounded=False)
 
 
-async def _wait_offered(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
+async def _wait_offered(requests: ClusterRequests, topic: str, again: Callable[[], Awaitable[None]]) -> None:
     """Wait until lookup offers every partition of a topic with channels to producers.
 
     A leader accepts messages before the cluster has enabled its partition: lookup does not offer the partition then.
@@ -453,10 +454,4 @@ async def _wait_offered(requests: ClusterRequests, topic: str, path: str, params
                 f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
             )
 
-    again = partial(_request_again, requests, path, params)
     await requests.settled(check, topic, passing=TopicNotReady, again=again, bounded=False)
-
-
-async def _request_again(requests: ClusterRequests, path: str, params: Mapping[str, str | int]) -> None:
-    with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
-        await requests.change_lookup(path, params)

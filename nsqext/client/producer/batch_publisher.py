@@ -52,6 +52,14 @@ def _is_outdated(outcome: Outcome, call: Publishing) -> bool:
     return isinstance(error, ExtendNotSupported) or (isinstance(error, InvalidPartition) and call.partition is None)
 
 
+def _receipts(outcomes: Sequence[Outcome | None]) -> list[Receipt]:
+    """Return the receipts of a call; raise BatchFailed if a message has none."""
+    receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+    if len(receipts) < len(outcomes):
+        raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
+    return receipts
+
+
 @define(eq=False)
 class BatchPublisher:
     """Publishes the messages of a batch call."""
@@ -85,20 +93,19 @@ class BatchPublisher:
             left = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NsqError)]
             if not all(_is_outdated(outcomes[index], call) for index in left):
                 raise
-        if len(left) < len(outcomes):
-            call = evolve(call, messages=[call.messages[index] for index in left])
+        if len(left) == len(outcomes):
+            return await self._publish_call(call, None, place, started)
+        rest = evolve(call, messages=[call.messages[index] for index in left])
+        results: Sequence[Outcome]
         try:
-            results: Sequence[Outcome] = await self._publish_call(call, None, place, started)
+            results = await self._publish_call(rest, None, place, started)
+        except BatchFailed as error:
+            results = error.outcomes
         except NsqError as error:
-            if len(left) == len(outcomes):
-                raise
-            results = error.outcomes if isinstance(error, BatchFailed) else [error] * len(left)
+            results = [error] * len(left)
         for index, result in zip(left, results, strict=True):
             outcomes[index] = result
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
-            raise BatchFailed(outcomes)
-        return receipts
+        return _receipts(outcomes)
 
     async def _publish_call(
         self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float
@@ -180,10 +187,7 @@ class BatchPublisher:
             async with anyio.create_task_group() as tasks:
                 for row in rows:
                     tasks.start_soon(self._publish_row, row, outcomes, started)
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
-            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
-        return receipts
+        return _receipts(outcomes)
 
     async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None], started: float) -> None:
         failed: NsqError | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.admin.requests import AdminBase, ClusterRequests, generation_of, http_of
+from nsqext.admin.requests import AdminBase, ClusterRequests, generation_of
 from nsqext.admin.stats import topic_stats
 from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
@@ -86,7 +86,7 @@ class ChannelAdmin(AdminBase):
             raise InvalidInput("no setting to change is given", topic=topic)
         requests = self._open()
         for action, extra in changes:
-            await requests.change_channel(action, topic, channel, ha_only="set_channel", extra=extra)
+            await requests.change_channel(action, topic, channel, operation="set_channel", extra=extra)
 
     async def limit_consumers(self, topic: str, channel: str, ready: int, *, address_prefix: str = "") -> None:
         """Limit the messages in flight at connected consumers of a channel of the redesigned NSQ, whatever their RDY.
@@ -103,7 +103,7 @@ class ChannelAdmin(AdminBase):
         """
         number = check_number("ready", ready, 0, _MAX_READY, InvalidInput)
         extra: dict[str, str | int] = {"ready": number, "client_prefix": address_prefix}
-        await self._open().change_channel("setclientlimit", topic, channel, ha_only="limit_consumers", extra=extra)
+        await self._open().change_channel("setclientlimit", topic, channel, operation="limit_consumers", extra=extra)
 
     async def finish_message(self, topic: str, channel: str, message: bytes | int) -> None:
         """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer.
@@ -117,10 +117,8 @@ class ChannelAdmin(AdminBase):
         """
         number = _internal_id(message)
 
-        async def finish(where: PartitionMap, partition: int, node: Address) -> None:
-            params: dict[str, str | int] = {"topic": topic, "channel": channel, "partition": partition}
-            params["msgid"] = number
-            await requests.post(http_of(where, node), "/message/finish", params)
+        async def finish(node: Address, params: dict[str, str | int]) -> None:
+            await requests.post(node, "/message/finish", {**params, "msgid": number})
 
         requests = self._open()
         partition = number >> COUNTER_BITS
@@ -135,7 +133,7 @@ class ChannelAdmin(AdminBase):
         Raises:
             InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
-        await self._open().change_channel("fixconfirmed", topic, channel, ha_only="redeliver_unfinished")
+        await self._open().change_channel("fixconfirmed", topic, channel, operation="redeliver_unfinished")
 
     async def empty_delayed(self, topic: str, channel: str) -> None:
         """Discard the delayed messages of a channel of the redesigned NSQ, in memory and in the delayed queue.
@@ -145,7 +143,7 @@ class ChannelAdmin(AdminBase):
         """
         requests = self._open()
         for action in ("finishmemdelayed", "emptydelayed"):
-            await requests.change_channel(action, topic, channel, ha_only="empty_delayed")
+            await requests.change_channel(action, topic, channel, operation="empty_delayed")
 
     async def deliver_delayed(self, topic: str, channel: str, *, within_hours: int = 1) -> None:
         """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due.
@@ -161,7 +159,7 @@ class ChannelAdmin(AdminBase):
         """
         hours = check_number("within_hours", within_hours, 0, _MAX_HOURS, InvalidInput)
         extra: dict[str, str | int] = {"offset": hours}
-        await self._open().change_channel("requeuedelayed", topic, channel, ha_only="deliver_delayed", extra=extra)
+        await self._open().change_channel("requeuedelayed", topic, channel, operation="deliver_delayed", extra=extra)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
         """Delete a channel with its position and waiting messages.
@@ -217,11 +215,11 @@ class ChannelAdmin(AdminBase):
             OperationNotSupported: the topic is on the original generation.
             InvalidInput, TopicNotFound, PartitionUnavailable: see `pause_channel`.
         """
-        await self._open().change_channel("skip", topic, channel, ha_only="skip_channel")
+        await self._open().change_channel("skip", topic, channel, operation="skip_channel")
 
     async def unskip_channel(self, topic: str, channel: str) -> None:
         """Make a channel deliver messages again; raises the errors of `skip_channel`."""
-        await self._open().change_channel("unskip", topic, channel, ha_only="unskip_channel")
+        await self._open().change_channel("unskip", topic, channel, operation="unskip_channel")
 
     async def seek_channel(
         self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
@@ -245,8 +243,8 @@ class ChannelAdmin(AdminBase):
         requests = self._open()
         channels = NodeChannels(requests.client.http)
 
-        async def move(where: PartitionMap, number: int, node: Address) -> None:
-            await channels.move(http_of(where, node), topic, number, channel, str(position))
+        async def move(node: Address, params: dict[str, str | int]) -> None:
+            await channels.move(node, topic, int(params["partition"]), channel, str(position))
 
         await requests.at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
 

@@ -60,7 +60,7 @@ class NodeAdmin(AdminBase):
             OperationNotSupported, ConnectionFailed, LookupFailed: see `Admin`.
         """
         requests = self._open()
-        await self._check_ha(requests, "remove_node")
+        await self._check_redesigned(requests, "remove_node")
         identity = node if node.count(":") == _COLONS_OF_ID else await node_id(requests, node)
         await requests.change_lookup("/cluster/node/remove", {"remove_node": identity})
 
@@ -82,7 +82,7 @@ class NodeAdmin(AdminBase):
 
     async def _set_writes(self, operation: str, kind: str) -> None:
         requests = self._open()
-        await self._check_ha(requests, operation)
+        await self._check_redesigned(requests, operation)
         await change_everywhere(requests, "/disable/write", {"type": kind}, lookupd=True)
 
     async def set_log_level(self, level: Literal["error", "warning", "info", "debug"]) -> None:
@@ -140,7 +140,7 @@ class NodeAdmin(AdminBase):
         requests = self._open()
         return await option(requests, await node_info(requests, node), _option_name(name), sent)
 
-    async def _check_ha(self, requests: ClusterRequests, operation: str) -> None:
+    async def _check_redesigned(self, requests: ClusterRequests, operation: str) -> None:
         if cluster_generation(await requests.client.lists.nodes()) == "original":
             raise OperationNotSupported(f"{operation} is not supported: the original NSQ cannot do this")
 

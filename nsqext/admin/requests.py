@@ -68,7 +68,7 @@ class ClusterRequests:
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
 
-    async def find_ha(
+    async def find_redesigned(
         self, topic: str, operation: str, reason: str = "the original NSQ cannot do this"
     ) -> tuple[PartitionMap, tuple[str, ...]]:
         """Return partition map and channels of a redesigned topic; raise OperationNotSupported for others."""
@@ -201,7 +201,7 @@ class ClusterRequests:
         self,
         topic: str,
         channel: str,
-        change: Callable[[PartitionMap, int, Address], Awaitable[None]],
+        change: Callable[[Address, dict[str, str | int]], Awaitable[None]],
         *,
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
@@ -209,6 +209,11 @@ class ClusterRequests:
         """Make a change once at the leader of each partition, or at each node of an original topic.
 
         All are asked, also if some do not respond or have no leader; then an error is raised.
+
+        Args:
+            change: called with a node's HTTP address and the names of topic, channel and partition as parameters.
+            partitions: numbers of the partitions; None for all.
+            operation: name of an operation that the original NSQ lacks, for its error.
         """
         check_topic(topic)
         check_channel(channel)
@@ -227,12 +232,15 @@ class ClusterRequests:
                     raise no_partition(topic, number)
 
             async def ask(holder: int | Address) -> None:
+                params: dict[str, str | int] = {"topic": topic, "channel": channel}
                 if isinstance(holder, Address):
-                    await change(where, -1, holder)
+                    node = holder
                 elif holder in where.leaders:
-                    await change(where, holder, where.leaders[holder])
+                    node = where.leaders[holder]
+                    params["partition"] = holder
                 else:
                     raise PartitionUnavailable.without_leader(topic, holder)
+                await change(http_of(where, node), params)
                 done.add(holder)
 
             _, failed = await ask_all([one for one in (*chosen, *where.nodes) if one not in done], ask)
@@ -247,24 +255,21 @@ class ClusterRequests:
         topic: str,
         channel: str,
         *,
-        ha_only: str | None = None,
+        operation: str | None = None,
         extra: Mapping[str, str | int] = MappingProxyType({}),
     ) -> None:
         """Change a channel at the leader of each partition, or at each node of an original topic.
 
         Args:
             action: last part of the path of the request.
-            ha_only: name of an operation that the original NSQ lacks, for its error.
+            operation: see `at_leaders`.
         """
         changed, missing = 0, None
 
-        async def change(where: PartitionMap, number: int, node: Address) -> None:
+        async def change(node: Address, params: dict[str, str | int]) -> None:
             nonlocal changed, missing
-            params: dict[str, str | int] = {"topic": topic, "channel": channel, **extra}
-            if number >= 0:
-                params["partition"] = number
             try:
-                await self.post(http_of(where, node), f"/channel/{action}", params)
+                await self.post(node, f"/channel/{action}", {**params, **extra})
             except InvalidInput as error:
                 # partitions added later lack the channel until a consumer subscribes
                 if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
@@ -273,7 +278,7 @@ class ClusterRequests:
             else:
                 changed += 1
 
-        await self.at_leaders(topic, channel, change, operation=ha_only)
+        await self.at_leaders(topic, channel, change, operation=operation)
         if missing is not None and not changed:
             raise missing
 

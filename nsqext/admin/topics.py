@@ -21,7 +21,6 @@ from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
-    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
 _EXPAND = "/topic/partition/expand"
@@ -157,7 +156,9 @@ class TopicAdmin(ChannelAdmin):
             TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         requests = self._open()
-        where, channels = await requests.find_ha(topic, "upgrade_topic", "the original NSQ has no extend headers")
+        where, channels = await requests.find_redesigned(
+            topic, "upgrade_topic", "the original NSQ has no extend headers"
+        )
         if where.meta.extend_support:
             return
 
@@ -173,12 +174,11 @@ class TopicAdmin(ChannelAdmin):
         """End consumers' connections, as the server does when the order of a channel changes."""
         requests = self._open()
 
-        async def change(where: PartitionMap, number: int, node: Address) -> None:
-            params: dict[str, str | int] = {"topic": topic, "channel": channel, "partition": number}
+        async def change(node: Address, params: dict[str, str | int]) -> None:
             with anyio.CancelScope(shield=True):  # a channel that remained ordered would be slow
                 for order in ("false", "true") if ordered else ("true", "false"):
                     try:
-                        await requests.post(http_of(where, node), "/channel/setorder", {**params, "order": order})
+                        await requests.post(node, "/channel/setorder", {**params, "order": order})
                     except InvalidInput:
                         return  # the partition has no such channel, or it cannot be ordered
 
@@ -202,7 +202,7 @@ class TopicAdmin(ChannelAdmin):
         if not params:
             raise InvalidInput("no setting to change is given", topic=topic)
         requests = self._open()
-        await requests.find_ha(topic, "set_topic", "topics of the original NSQ have no settings")
+        await requests.find_redesigned(topic, "set_topic", "topics of the original NSQ have no settings")
         wanted = settings.get("replicas"), settings.get("registered_channels_only")
 
         async def check() -> None:
@@ -232,7 +232,7 @@ class TopicAdmin(ChannelAdmin):
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
         requests = self._open()
-        _, channels = await requests.find_ha(topic, "expand_topic", "the original NSQ has no partitions")
+        _, channels = await requests.find_redesigned(topic, "expand_topic", "the original NSQ has no partitions")
         sent = False
         with _changing(topic), anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
@@ -269,7 +269,7 @@ class TopicAdmin(ChannelAdmin):
         """
         check_time("wait", wait)
         requests = self._open()
-        await requests.find_ha(topic, "move_partition", "the original NSQ has no partitions")
+        await requests.find_redesigned(topic, "move_partition", "the original NSQ has no partitions")
         with _changing(topic), anyio.move_on_after(wait) as scope:
             await move_partition(requests, topic, partition, source, target)
         if scope.cancelled_caught:
@@ -292,7 +292,7 @@ class TopicAdmin(ChannelAdmin):
             InvalidName, TopicNotFound, OperationNotSupported: see `Admin`.
         """
         requests = self._open()
-        await requests.find_ha(topic, "trace_topic")
+        await requests.find_redesigned(topic, "trace_topic")
         params: dict[str, str | int] = {"topic": topic}
         if channel is not None:
             params["channel"] = check_channel(channel)

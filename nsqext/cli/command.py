@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import attrs
@@ -18,6 +19,7 @@ import attrs
 from nsqext.cli.connection import ServerAccess, confirm
 from nsqext.cli.parameters import Argument, Option
 from nsqext.errors import InvalidSetting, NsqError, escaped
+from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
     from nsqext import Position
@@ -44,6 +46,17 @@ def parse_time(text: str) -> int:
         raise InvalidSetting(
             f"the time {text!r} cannot be parsed", hint="write 2026-05-01T12:00:00, seconds since 1970, or 30s, 5m, 2h"
         ) from None
+
+
+def check_http_url(option: str, url: str, example: str) -> None:
+    """Raise InvalidSetting if an option is not the URL of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known or not url.isprintable() or " " in url:
+        raise InvalidSetting(f"{option} {redact_url(url)!r} is not an HTTP URL", hint=f"write {example}")
 
 
 def parse_message_id(text: str) -> bytes | int:

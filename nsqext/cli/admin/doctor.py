@@ -15,8 +15,8 @@ from anyio import to_thread
 from attrs import asdict, frozen
 
 from nsqext.cli.admin.findings import Finding, examine_delays, examine_outbox
-from nsqext.cli.admin.service_metrics import check_url, examine_service
-from nsqext.cli.command import command, examples
+from nsqext.cli.admin.service_metrics import examine_service
+from nsqext.cli.command import check_http_url, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
@@ -57,7 +57,7 @@ class Services:
 
     def __attrs_post_init__(self) -> None:
         if self.metrics is not None:
-            check_url(self.metrics)
+            check_http_url("--metrics", self.metrics, "http://billing:8080/metrics")
         elif self.metrics_namespace != "nsqext":
             raise InvalidSetting("--metrics-namespace without --metrics would be ignored", hint="give --metrics URL")
 

@@ -10,7 +10,7 @@ import anyio
 import httpx
 from attrs import evolve, frozen
 
-from nsqext.cli.command import command, examples, parse_position
+from nsqext.cli.command import check_http_url, command, examples, parse_position
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.messages.mirror import Kept, Mirror, prepare
 from nsqext.cli.messages.relay_run import RelayRun, Running
@@ -52,6 +52,8 @@ class Hook:
     timeout: Annotated[float, Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
 
     def __attrs_post_init__(self) -> None:
+        if self.to_http is not None:
+            check_http_url("--to-http", self.to_http, "https://example.com/hook")
         if not (self.content_type.isascii() and self.content_type.isprintable()):
             raise InvalidSetting(f"--content-type {self.content_type!r} is not the value of a header", hint="use ASCII")
 
@@ -97,7 +99,6 @@ async def run(
     if to is None:
         if cluster != TargetCluster():
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
-        _check_url(str(hook.to_http), relay.target)
         key = kept.key if not kept.without_headers else None
         await _to_http(
             relay, partial(connection.consumer, topic, channel, key=key, **relay.settings(), **settings), hook
@@ -118,15 +119,6 @@ async def run(
 
     async with mirror.producer:
         await relay.serve(consumer, mirror.producer)
-
-
-def _check_url(text: str, shown: str) -> None:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise InvalidSetting(f"--to-http {shown!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidSetting(f"--to-http {shown!r} is not an HTTP URL", hint="write https://example.com/hook")
 
 
 async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: Hook) -> None:
@@ -150,7 +142,7 @@ async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: 
                     status = await post(body, headers)
             except (httpx.TimeoutException, TimeoutError) as error:
                 raise PublishFailed(f"{shown} did not respond within {hook.timeout:g} s") from error
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise PublishFailed(f"{shown} did not respond: {error!r}") from error
             if not 200 <= status < 300:
                 raise PublishFailed(f"{shown} responded with status {status}")

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from functools import partial
 from itertools import count
-from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -272,11 +271,12 @@ class Settler:
         searches = self._searches[request.topic, sent.partition]
         searches.waiting[request] = ids, sent.since
         reason = f"still unknown after {self._options.settle_timeout:g} s"
-        refused, moved = isinstance(unknown.__cause__, ServerError), inf
+        refused = isinstance(unknown.__cause__, ServerError)
+        moved_at: float | None = None  # when the leader was seen to have changed
         try:
             with anyio.move_on_after(self._options.settle_timeout):
                 while True:
-                    given_up = _clock() - moved > _FORMER_LEADER
+                    given_up = moved_at is not None and _clock() - moved_at > _FORMER_LEADER
                     if given_up:
                         sent.connection.close()
                     ended = refused or given_up or sent.connection.finished
@@ -286,8 +286,8 @@ class Settler:
                         return receipts
                     if not receipts and ended:
                         return None
-                    if search.node != sent.node and moved == inf:
-                        moved = _clock()
+                    if search.node != sent.node and moved_at is None:
+                        moved_at = _clock()
                         sent.connection.fail(ConnectionLost("the leader has changed, and a response is missing"))
                     await anyio.sleep(_PAUSE)
         except DataLoss as error:

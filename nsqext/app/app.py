@@ -219,11 +219,6 @@ class App(Router, Runnable):
 
         return surround_handler(around, handle, spec.channel)
 
-    def gives_offsets(self, spec: HandlerSpec) -> bool:
-        """Return whether a handler's messages certainly have offsets."""
-        options = self.options_of(spec)
-        return options.queue_position or bool(options.ordered)
-
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
         call = self._call_of(spec)

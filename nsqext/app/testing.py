@@ -159,9 +159,6 @@ class TestedApp(Protocol):
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
         """See `App.tested_handler_of`."""
 
-    def gives_offsets(self, spec: HandlerSpec) -> bool:
-        """Return whether a handler's messages certainly have offsets."""
-
     def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
         """See `App.options_of`."""
 
@@ -335,7 +332,8 @@ class AppTest:
         results = []
         for spec in self._matching(topic, specs, header):
             number = next(_numbers)
-            in_order = bool(self._app.options_of(spec).ordered)
+            options = self._app.options_of(spec)
+            in_order = bool(options.ordered)
             message = Message(_TestOwner(topic, partition, in_order=in_order))  # type: ignore[abstract]
             message.id = pack(">QQ", number, trace_id)
             message.timestamp = time.time_ns()
@@ -343,7 +341,7 @@ class AppTest:
             message.version, message.header = EXT_JSON if extended else EXT_NONE, header
             message.offset, message.size = -1, 0
             place = topic, spec.channel, partition
-            if self._app.gives_offsets(spec):
+            if options.queue_position or in_order:
                 message.offset, message.size = _offsets[place], _MESSAGE_SIZE
             message.body = body
             if not in_order:

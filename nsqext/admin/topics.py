@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.types import Address
 
-_EXPAND = "/topic/partition/expand"
-_CREATE = "/topic/create"
+EXPAND = "/topic/partition/expand"
+CREATE = "/topic/create"
 
 
 class TopicAdmin(ChannelAdmin):
@@ -98,7 +98,7 @@ class TopicAdmin(ChannelAdmin):
         await _create(requests, topic, params, exist_ok=exist_ok)
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
-                await self._complete(topic, _CREATE, params, names)
+                await self._complete(topic, CREATE, params, names)
             if scope.cancelled_caught:
                 raise PartitionUnavailable(
                     f"the topic was created, but does not accept publishes after {wait:g} s",
@@ -236,9 +236,9 @@ class TopicAdmin(ChannelAdmin):
         sent = False
         with _changing(topic), anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
-            await requests.change_settled(_EXPAND, params, topic, bounded=False)
+            await requests.change_settled(EXPAND, params, topic, bounded=False)
             sent = True
-            await self._complete(topic, _EXPAND, params, channels, number)
+            await self._complete(topic, EXPAND, params, channels, number)
         if scope.cancelled_caught:
             if not sent:
                 raise PartitionUnavailable(f"not expanded: the cluster is unstable for {wait:g} s", topic=topic)
@@ -386,7 +386,7 @@ async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, st
             await requests.find(topic)
             raise exists
     try:
-        await requests.change_lookup(_CREATE, params)
+        await requests.change_lookup(CREATE, params)
     except LookupFailed as error:
         if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
             raise _too_few_nodes(error, topic, params, len(await requests.client.lists.nodes())) from error

@@ -118,12 +118,12 @@ _CONSUMER = (
     _highest("consumer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
     _highest("consumer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
-_MIRROR = (
+_TOPIC_RELAY = (
     _count("relay_messages", "Messages that `nsqext relay` sent.", lambda found: found.relayed),
     _highest("relay_lag_messages", "Unfinished messages of the channel of `nsqext relay`.", lambda found: found.lag),
     _sum("relay_in_flight_messages", "Messages that `nsqext relay` has received.", lambda found: found.in_flight),
 )
-_RELAY = (
+_OUTBOX_RELAY = (
     _count("outbox_published_messages", "Messages that relays published.", lambda found: found.published),
     _count("outbox_failed_publishes", "Attempts of relays that failed.", lambda found: found.failed),
 )
@@ -164,7 +164,7 @@ def _labels(consumer: Consumer) -> tuple[str, str]:
     return ",".join(consumer.topics), consumer.channel
 
 
-_OUTBOX_RELAYS = _Kind(OutboxRelay, _RELAY)
+_OUTBOX_RELAYS = _Kind(OutboxRelay, _OUTBOX_RELAY)
 _DELAY_RELAYS = _Kind(DelayRelay, _DELAY_RELAY)
 _SUMMARIES = ((_OUTBOX_RELAYS, _OUTBOX), (_DELAY_RELAYS, _DELAYS))
 _KINDS = (
@@ -174,7 +174,7 @@ _KINDS = (
     _DELAY_RELAYS,
     _Kind(
         TopicRelay,
-        _MIRROR,
+        _TOPIC_RELAY,
         ("topic", "channel", "target"),
         lambda _, found: (found.topic, found.channel, found.target),
     ),

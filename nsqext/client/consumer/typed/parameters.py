@@ -378,14 +378,14 @@ def _body(annotation: Any) -> _Source:
     return read
 
 
-_NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
+_HEADER_KINDS = (str, int, float)
 
 
 def _header_input(name: str, annotation: Any, parameter: inspect.Parameter) -> HeaderInput:
     """Return the header that a parameter of type str, int or float receives; raises InvalidSetting."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     options = [one for one in kinds if one is not type(None)]
-    if len(options) != 1 or options[0] not in _NUMBERS:
+    if len(options) != 1 or options[0] not in _HEADER_KINDS:
         raise InvalidSetting(
             f"the header {name!r} cannot be read as {annotation!r}", hint="headers are str, int or float"
         )
@@ -395,7 +395,7 @@ def _header_input(name: str, annotation: Any, parameter: inspect.Parameter) -> H
 
 def _header(wanted: HeaderInput, default: Any) -> _Source:
     """Return a reader of a header."""
-    name, required, convert = wanted.name, wanted.required, _NUMBERS[wanted.kind]
+    name, required, convert = wanted.name, wanted.required, wanted.kind
 
     def source(message: Message) -> Any:
         value = message.header_value(name)

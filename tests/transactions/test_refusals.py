@@ -160,7 +160,7 @@ async def test_a_key_waits_for_a_relay_that_knows_the_partitions(
             Producer(nsqd=next(iter(cluster.nodes.values())).tcp) as producer,
             publishing(store, cast("Any", producer)),
         ):
-            await eventually(lambda: "nsqd= does not tell it: give lookupd=" in caplog.text, _SECONDS)
+            await eventually(lambda: "only lookup knows the number: give lookupd=" in caplog.text, _SECONDS)
         found = store.summary(time.time())
         assert (found.waiting, found.refused, found.reason) == (1, 0, "")
     async with relayed(cluster, database) as store:

@@ -214,7 +214,7 @@ class Route:
     def _unknown(self, message: str, choice: str) -> InvalidPartition | InvalidSetting:
         """Return the error of a choice among unknown partitions, which without lookup is about a setting."""
         if self.view.given:
-            hint = f"nsqd= does not tell it: give lookupd=..., or publish without {choice}"
+            hint = f"only lookup knows the number: give lookupd=..., or publish without {choice}"
             return InvalidSetting(message, topic=self.topic, hint=hint)
         return InvalidPartition(
             message, topic=self.topic, hint=f"the original NSQ has no partitions; publish without {choice}"

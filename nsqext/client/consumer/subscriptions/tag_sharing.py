@@ -37,8 +37,8 @@ def check_tags(
     lacks = _lacking(negotiated)
     if partition is None:
         raise InvalidSetting(
-            f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells "
-            "no partitions",
+            f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and only lookup "
+            "knows the partitions",
             topic=topic,
             hint=_ALONE,
         )

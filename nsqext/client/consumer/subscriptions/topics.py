@@ -221,7 +221,7 @@ class TopicSubscriptions:
         if topic is not None and topic not in self._subscribers:
             raise InvalidInput("the consumer does not consume this topic", topic=topic)
         if partitions is not None and topic is None and not self.selection.single:
-            raise InvalidInput("partitions of which topic?", hint="give topic= as well")
+            raise InvalidInput("partitions are given without their topic", hint="give topic= as well")
         chosen = [self._subscribers[topic]] if topic is not None else list(self._subscribers.values())
         if len(chosen) == 1:
             await chosen[0].seeker.seek(position, partitions)

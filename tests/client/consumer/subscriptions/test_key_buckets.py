@@ -70,7 +70,7 @@ def test_servers_and_topics_without_tags_are_refused(settings: dict[str, Any]) -
 
 @pytest.mark.parametrize("settings", [{}, {"key_tags": 4}], ids=["chosen by the server", "tags"])
 def test_keys_of_a_node_without_partitions_are_not_shared_by_tags(settings: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSetting, match="nsqd= tells no partitions"):
+    with pytest.raises(InvalidSetting, match="only lookup knows the partitions"):
         _request(None, TopicMeta(), **settings).supported_by(Negotiated(version="0.3.7-HA.1.13.0"))
     with pytest.raises(InvalidSetting, match="the original has no tags"):
         _request(None, EXTEND, **settings).supported_by(Negotiated(version="1.3.0"))

@@ -333,7 +333,7 @@ async def test_a_seek_of_one_or_of_all_topics(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(InvalidInput, match="does not consume this topic") as caught:
             await scene.subject.seek(_LAST, None, "c")
         assert caught.value.topic == "c"
-        with pytest.raises(InvalidInput, match="partitions of which topic"):
+        with pytest.raises(InvalidInput, match="partitions are given without their topic"):
             await scene.subject.seek(_LAST, [0], None)
         await scene.subject.seek(_LAST, [0], "a")
         await scene.subject.seek(_LAST, None, None)

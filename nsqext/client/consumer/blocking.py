@@ -26,7 +26,7 @@ def check_blocking_handler(function: Callable[..., object]) -> None:
 
 
 class LeftThreads:
-    """Runs blocking handlers, which only a consumer that closes leaves running: no time limit of a handler does."""
+    """Runs blocking handlers in threads. Only `leave` abandons these: a handler's time limit waits for its thread."""
 
     def __init__(self) -> None:
         self._running: set[anyio.CancelScope] = set()

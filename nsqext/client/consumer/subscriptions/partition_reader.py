@@ -3,7 +3,6 @@
 ::
 
     reader = await PartitionReader.open(request)    # connect, IDENTIFY, SUB; the server sends nothing yet
-    await reader.move(http, position)               # optional: move the channel
     reader.set_ready(100)
     reader.flush()
     await reader.read(on_messages)                  # until the connection ends

@@ -96,13 +96,10 @@ class BatchPublisher:
         if len(left) == len(outcomes):
             return await self._publish_call(call, None, place, started)
         rest = evolve(call, messages=[call.messages[index] for index in left])
-        results: Sequence[Outcome]
         try:
-            results = await self._publish_call(rest, None, place, started)
-        except BatchFailed as error:
-            results = error.outcomes
+            results: Sequence[Outcome] = await self._publish_call(rest, None, place, started)
         except NsqError as error:
-            results = [error] * len(left)
+            results = error.outcomes if isinstance(error, BatchFailed) else [error] * len(left)
         for index, result in zip(left, results, strict=True):
             outcomes[index] = result
         return _receipts(outcomes)

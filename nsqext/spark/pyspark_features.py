@@ -7,6 +7,7 @@ class for Arrow writers of streams.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ __all__ = (
     "ReadMinRows",
     "SupportsTriggerAvailableNow",
     "check_stream",
+    "runs_as",
 )
 
 HAS_READ_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
@@ -75,6 +77,12 @@ else:
 
     class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
         """A stream writer of record batches; PySpark 4.0 passes them to every Arrow writer."""
+
+
+def runs_as(module: str) -> bool:
+    """Return whether Spark has started this process to run one of its modules."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return module in sys.modules or (main is not None and main.name == module)
 
 
 def check_stream(options: SourceOptions) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-NAME = "nsqext"
+FORMAT = "nsqext"
 """Argument of `format()`."""
 _OLDEST = (4, 0)
 _OLDEST_ARROW = (18,)
@@ -80,7 +80,7 @@ def _is_found(spark: SparkSession) -> bool:
     """Return whether the session has the format, found by Spark or registered: a second registration would warn."""
     try:
         state: Any = spark._jsparkSession.sessionState()
-        return bool(state.dataSourceManager().dataSourceExists(NAME))
+        return bool(state.dataSourceManager().dataSourceExists(FORMAT))
     except Exception:  # not public: another version of Spark may lack it
         return False
 
@@ -124,7 +124,7 @@ def _unsupported(error: InvalidState) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            return NAME
+            return FORMAT
 
     return Unsupported
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -24,7 +23,7 @@ from nsqext.spark.options import (
     of_table,
     table_options,
 )
-from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream
+from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream, runs_as
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
         SimpleDataSourceStreamReader,
     )
-
-FORMAT = "nsqext"
-"""Argument of `format()`."""
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -59,7 +55,7 @@ class NsqDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the argument of ``format()``."""
-        return FORMAT
+        return "nsqext"
 
     def schema(self) -> StructType:
         """Return the schema of read rows."""
@@ -74,7 +70,8 @@ class NsqDataSource(DataSource):
         from nsqext.spark.read.readers import NsqPushdownReader, NsqReader
 
         options = self._read_options(schema)
-        return NsqPushdownReader(options) if _is_pushing_down() else NsqReader(options)
+        # Spark refuses a reader with ``pushFilters`` where it will not call that method
+        return NsqPushdownReader(options) if runs_as(_PUSHDOWN_WORKER) else NsqReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream whose ranges can be read again.
@@ -151,12 +148,6 @@ def _no_options(what: str) -> InvalidSetting:
         f"the {what} has no options",
         hint="only a table that was created without columns keeps its options: CREATE TABLE … USING nsqext OPTIONS (…)",
     )
-
-
-def _is_pushing_down() -> bool:
-    """Return whether Spark will call ``pushFilters``; otherwise it refuses a reader with that method."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 
 
 class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

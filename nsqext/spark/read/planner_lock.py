@@ -7,7 +7,6 @@ anchors.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from hashlib import sha256
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqext.errors import InvalidState
+from nsqext.spark.pyspark_features import runs_as
 
 if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
@@ -26,8 +26,7 @@ _PAUSE = 0.1
 
 def is_planner() -> bool:
     """Return whether Spark has started this process to plan a stream."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
+    return runs_as(_PLANNER)
 
 
 class PlannerLock:

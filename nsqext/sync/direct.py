@@ -12,7 +12,6 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.producer.attempt_errors import delivery_unknown, outcome_unknown
-from nsqext.client.producer.connection_pool import idle_tick
 from nsqext.client.producer.publish_port import PublishPort
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 # publishes to a node before a connection for threads opens: many programs publish only once
 _WARM_UP = 3
 _PAUSE = 100  # publishes in the event loop after a failed connection for threads
+_IDLE_TICK = 5.0
+_TICKS_PER_HEARTBEAT = 8
 _ABORT_TIMEOUT = 5.0  # seconds within which threads learn that their sockets were shut down
 
 
@@ -189,7 +190,7 @@ class DirectPublisher:
 
     async def _run(self) -> None:
         """Check the connections periodically while any exists."""
-        rest = idle_tick(self.port.options.connection)
+        rest = min(_IDLE_TICK, self.port.options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
         while self._of_nodes and self._connections is not None:
             await anyio.sleep(rest)
             self._connections.tick()

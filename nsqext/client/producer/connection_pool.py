@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _TICK = 0.25  # seconds between checks of a connection with a request in flight
-_IDLE_TICK = 5.0  # longest time between checks of an idle connection
+_IDLE_TICK = 5.0  # longest time between checks of an idle connection, which only heartbeats need
 _TICKS_PER_HEARTBEAT = 8
 _QUIET = 1.0  # seconds without a response until a connection counts as unused
 _FIRST_REST = 0.2
@@ -38,11 +38,6 @@ _LOG_PAUSE = 60.0  # seconds between two logged ends of connections to a node
 _clock = time.monotonic
 
 PooledConnection: TypeAlias = "Connection | HttpConnection"
-
-
-def idle_tick(options: ConnectionOptions) -> float:
-    """Return the seconds between checks of idle connections, which only heartbeats need."""
-    return min(_IDLE_TICK, options.heartbeat_interval / _TICKS_PER_HEARTBEAT)
 
 
 class PooledNode:
@@ -219,7 +214,7 @@ class ConnectionPool:
 
     async def run(self) -> None:
         """Call `tick` periodically, until cancelled."""
-        rest = idle_tick(self._options)
+        rest = min(_IDLE_TICK, self._options.heartbeat_interval / _TICKS_PER_HEARTBEAT)
         idle_due = _clock() + rest
         while True:
             if self._quiet():

@@ -272,7 +272,7 @@ class Settler:
         searches.waiting[request] = ids, sent.since
         reason = f"still unknown after {self._options.settle_timeout:g} s"
         refused = isinstance(unknown.__cause__, ServerError)
-        moved_at: float | None = None  # when the leader was seen to have changed
+        moved_at: float | None = None  # time of the first search at another leader
         try:
             with anyio.move_on_after(self._options.settle_timeout):
                 while True:

@@ -90,14 +90,17 @@ class RelayRun(TopicRelay):
         Raises:
             NsqError: the error of `give_up`, or of a consumer that cannot continue.
         """
-        listener = self._listen()
+        listener, stopping = self._listen(), anyio.Event()
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop_on_signals, stopping.set, logger)
             tasks.start_soon(self._report)
             if listener is not None:
                 tasks.start_soon(self._serve_http, listener, producer)
-            while (failure := await self._consume(open_consumer())) is not None:
+            while (failure := await self._consume(open_consumer(), stopping)) is not None and not stopping.is_set():
                 logger.warning("%s is consumed again in %g s: %s", self.topic, _PAUSE, failure)
-                await anyio.sleep(_PAUSE)
+                with anyio.move_on_after(_PAUSE):
+                    await stopping.wait()
+                    break
             tasks.cancel_scope.cancel()
         if self.error is not None:
             raise self.error
@@ -129,15 +132,13 @@ class RelayRun(TopicRelay):
                 quiet = 0 if self._in_flight() else quiet + 1
         consumer.stop()
 
-    async def _consume(self, consumer: Consumer) -> NsqError | None:
+    async def _consume(self, consumer: Consumer, stopping: anyio.Event) -> NsqError | None:
         """Consume until the end; return the error after which another consumer may succeed."""
         self._consumer = consumer
-        stopping = anyio.Event()
         try:
             async with anyio.create_task_group() as tasks:
                 if self.sorts:
                     tasks.start_soon(self._lower, consumer)
-                tasks.start_soon(stop_on_signals, stopping.set, logger)
                 tasks.start_soon(self._drain, consumer, stopping)
                 await self.connection.serve(consumer, until_end=self.running.until_end, signals=False)
                 tasks.cancel_scope.cancel()

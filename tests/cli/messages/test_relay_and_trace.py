@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.connection import Contexts, load_contexts
 from nsqext.cli.messages.relay import TargetCluster
+from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started, unexpected
 
@@ -101,13 +103,24 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
     assert (done.returncode, sorted(accepted)) == (0, [b"one", b"two"])
 
 
+def test_a_relay_whose_url_accepts_messages_again_is_ready(cluster: Cluster) -> None:
+    topic = make_topic(cluster, "relay")
+    lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
+    words = ("relay", topic, "--http", address, "--url", f"nsq://{cluster.lookupd[0]}?requeue_delay=0.1&backoff=off")
+    with web_hook([503]) as (hook, accepted), started(*words, "--to-http", hook):
+        eventually(lambda: accepted, seconds=30.0)
+        eventually(lambda: plain_http.get(f"http://{address}/readyz").status_code == 200)
+
+
 def test_a_relay_sends_what_it_has_received_before_it_stops() -> None:
     """The original NSQ would redeliver it in another order."""
     slowly = partial(time.sleep, 0.005)  # many messages wait in the relay when the signal arrives
     with Cluster(nodes=1, generation="original") as original, web_hook([], slowly) as (hook, accepted):
         original.create_topic("orders", channels=["relay"])
         where = ("--lookupd", original.lookupd[0])
-        lines("pub", "orders", stdin=b"x\n" * 400, NSQEXT_LOOKUPD=original.lookupd[0])
+        lines("pub", "orders", stdin=b"x\n" * 700, NSQEXT_LOOKUPD=original.lookupd[0])
         words = ("--to-http", hook, "--concurrency", "1", "--report", "0.1", *where)
         with started("relay", "orders", *words) as process:
             assert process.stdout is not None
@@ -117,10 +130,11 @@ def test_a_relay_sends_what_it_has_received_before_it_stops() -> None:
             output, errors = process.communicate()
     assert (process.returncode, unexpected(errors)) == (0, b"")
     relayed = json.loads(output.splitlines()[-1])["relayed"]
-    assert report["relayed"] + report["in_flight"] <= relayed == len(accepted)
+    assert report["relayed"] + report["in_flight"] <= relayed == len(accepted) < 700
 
 
-def test_a_relay_waits_for_a_topic_that_is_created_again(cluster: Cluster) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_relay_waits_for_a_topic_that_is_created_again_or_for_a_signal(cluster: Cluster, stopped: bool) -> None:
     source, target, where = make_topic(cluster, "relay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
     lines("channel", "pause", source, "relay", "--yes", *where)
     lines("pub", source, "never delivered", *where)
@@ -129,10 +143,15 @@ def test_a_relay_waits_for_a_topic_that_is_created_again(cluster: Cluster) -> No
         cluster.delete_topic(source)
         assert process.stderr is not None
         assert any(b"is consumed again in 1 s" in line for line in process.stderr)
-        cluster.create_topic(source, extend=True, channels=["relay"])
-        lines("pub", source, "one", *where)
+        if stopped:
+            process.send_signal(signal.SIGTERM)
+        else:
+            cluster.create_topic(source, extend=True, channels=["relay"])
+            lines("pub", source, "one", *where)
         output, errors = process.communicate()
-    assert (process.returncode, json.loads(output.splitlines()[-1])) == (0, {"topic": source, "relayed": 1}), errors
+    status, relayed = (128 + signal.SIGTERM, 0) if stopped else (0, 1)
+    assert process.returncode == status, errors
+    assert json.loads(output.splitlines()[-1]) == {"topic": source, "relayed": relayed}
 
 
 @pytest.mark.parametrize("option", ["to_lookupd", "to_nsqd", "to_url", "to_context"])
@@ -217,6 +236,7 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines("topic", "list", NSQEXT_LOOKUPD=cluster.lookupd[0])
     assert lines("topic", "list", "--url", f"nsq://{cluster.lookupd[0]}")
     lines("config", "delete", "there", "--yes")
+    assert load_contexts().current is None
     unknown = run("topic", "list", "--context", "there")
     assert (unknown.returncode, b"there is no context 'there': known: here" in unknown.stderr) == (2, True)
     stored = tmp_path / "nsqext" / "contexts.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -148,8 +148,8 @@ async def _examine_address(kind: str, address: Address) -> list[Finding]:
     if answer.status != 200:
         return [Finding("error", subject, f"/ping returned {answer.status}", "is it an NSQ server?")]
     findings = [Finding("ok", subject, f"responds in {(time.time() - began) * 1000:.0f} ms")]
-    if (stamp := answer.headers.get("date")) is not None:
-        behind = (began + time.time()) / 2 - parsedate_to_datetime(stamp).timestamp()
+    with suppress(ValueError):  # without a date, or with the text of a proxy
+        behind = (began + time.time()) / 2 - parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
         if abs(behind) > _CLOCK:
             text = f"its clock differs by {abs(behind):.0f} s from this machine's"
             findings.append(Finding("warning", subject, text, "synchronize clocks (NTP): message timestamps are wrong"))

@@ -126,11 +126,15 @@ def _check_system_threads() -> None:
             )
 
 
+class _Refused(RuntimeError):
+    """The event loop runs no further calls."""
+
+
 def _refuse(portal: BlockingPortal, reason: str) -> None:
     """Refuse further calls, which would wait forever."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError(reason)
+        raise _Refused(reason)
 
     vars(portal)["start_task_soon"] = refuse
 
@@ -168,9 +172,8 @@ def call(
     except RuntimeError as error:
         if str(error) == _PORTAL_CLOSED:
             raise InvalidState(f"the {what} was closed", hint=_WHILE_OPEN.get(what, "create a new one")) from error
-        raise InvalidState(
-            f"the {what} cannot be used: {error}", hint="this is its event loop's thread, which must not wait"
-        ) from error
+        own = None if isinstance(error, _Refused) else "this is its event loop's thread, which must not wait"
+        raise InvalidState(f"the {what} cannot be used: {error}", hint=own) from error
     try:
         return future.result()
     except BaseException:

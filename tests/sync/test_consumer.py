@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pytest
@@ -67,18 +68,6 @@ def test_iteration(cluster: Cluster, topic: str) -> None:
             again.finish()
     with pytest.raises(InvalidState):
         again.touch()
-
-
-def test_the_iteration_ends_with_stop(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 3)
-    bodies = []
-    with make(cluster, topic) as consumer:
-        for message in consumer:
-            message.finish()
-            bodies.append(message.body)
-            if len(bodies) == 3:
-                threading.Timer(0.05, consumer.stop).start()
-    assert sorted(bodies) == [b"0", b"1", b"2"]
 
 
 def test_many_threads_iterate(cluster: Cluster, topic: str) -> None:
@@ -169,16 +158,6 @@ def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
 
     consumer.run()
     assert (done, signal.getsignal(signal.SIGTERM)) == ([b"0"], before)
-
-
-def test_it_runs_in_other_threads(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 1)
-    consumer = make(cluster, topic)
-    consumer.handler(lambda message: consumer.stop())
-    thread = threading.Thread(target=consumer.run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluster, topic: str) -> None:
@@ -360,6 +339,8 @@ def test_a_batch_is_requeued_with_its_delay(cluster: Cluster, topic: str, monkey
         batch = consumer.fetch(1, 10.0)
         batch.requeue([batch[0]])
         batch.requeue([])
+        with pytest.raises(InvalidInput, match="5 is not a message of the batch"):
+            batch.requeue([cast("sync.Message", 5)])
         batch.finish()
     assert given == [
         (None, 3.0, {"backoff": True}),
@@ -391,14 +372,6 @@ def test_batches_are_finished_in_part_and_leaving_the_loop_requeues_the_rest(clu
     assert sorted(seen) == [b"%d" % number for number in range(10)]
 
 
-def test_a_batch_is_finished_up_to_one_of_its_messages(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 3)
-    with make(cluster, topic) as consumer:
-        batch = consumer.fetch(3, 10.0)
-        batch.finish_up_to(batch[1])
-        assert [message.answered for message in batch] == [True, True, False]
-
-
 def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     with make(cluster, topic) as consumer:
@@ -412,41 +385,72 @@ def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: st
 
 def test_closing_does_not_wait_for_batches_of_the_same_thread(cluster: Cluster, topic: str) -> None:
     """It waited for all but the last one."""
-    fill(cluster, topic, 3)
+    fill(cluster, topic, 5)
     with make(cluster, topic, close_timeout=60.0) as consumer:
-        batches = [consumer.fetch(1, 10.0) for _ in range(3)]
-        batches[1].finish()
-    assert [batch.unanswered for batch in batches] == [[], [], []]
+        first, *others = (consumer.fetch(count, 10.0) for count in (3, 1, 1))
+        first.finish_up_to(first[1])
+        assert [message.answered for message in first] == [True, True, False]
+        others[0].finish()
+    assert [batch.unanswered for batch in (first, *others)] == [[], [], []]
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_batch_that_arrives_as_its_thread_is_interrupted_is_requeued(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """It stayed in flight, touched, until the consumer was closed."""
     fill(cluster, topic, 1)
     with make(cluster, topic) as consumer:
-        run = consumer._run
+        run, left = consumer._run, list[Any]()
 
-        def interrupt(*arguments: Any) -> None:
-            run(*arguments)
+        def interrupt(fetch: Any) -> None:
+            if late:
+                left.append(fetch)
+            else:
+                run(fetch)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr(consumer, "_run", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 consumer.fetch(1, 10.0)
+        for fetch in left:
+            run(fetch)
         again = consumer.fetch(1, 10.0)
         assert [message.attempts for message in again] == [2]
         again.finish()
 
 
-def test_the_batch_of_an_ended_thread_is_not_kept(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 1)
+def test_a_batch_that_is_finished_or_of_an_ended_thread_is_not_kept(cluster: Cluster, topic: str) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(type(one) is AsyncMessageBatch for one in gc.get_objects())
+
+    fill(cluster, topic, 4)
     with make(cluster, topic) as consumer:
         with ThreadPoolExecutor(1) as threads:
             threads.submit(lambda: consumer.fetch(1, 10.0).finish()).result()
-        gc.collect()
-        assert [one for one in gc.get_objects() if type(one) is AsyncMessageBatch] == []
+        assert kept() == 0
+        for _ in range(3):
+            consumer.fetch(1, 10.0).finish()
+        assert kept() == 1, "the last, which was in flight when it was fetched"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_process_takes_no_message_that_its_parent_received(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 2)
+    with make(cluster, topic) as consumer:
+        next(consumer).finish()
+        eventually(lambda: consumer.statistics().in_flight == 1)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with suppress(InvalidState):
+                next(consumer)
+                code = 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        next(consumer).finish()
 
 
 def test_the_batch_of_the_thread_that_closes_is_requeued_behind_rdy_0(
@@ -589,15 +593,6 @@ def test_close_while_it_runs_makes_run_drain_and_return(cluster: Cluster, topic:
             next(other).finish()
 
 
-def test_only_messages_of_the_batch_are_requeued(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 1)
-    with make(cluster, topic) as consumer:
-        batch = consumer.fetch(1, 5)
-        with pytest.raises(InvalidInput, match="5 is not a message of the batch"):
-            batch.requeue([cast("sync.Message", 5)])
-        batch.finish()
-
-
 def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, topic: str) -> None:
     consumer = make(cluster, topic)
     received = threading.Event()
@@ -659,6 +654,7 @@ def test_a_second_thread_that_closes_it_waits_for_the_first(cluster: Cluster, to
         handling.set()
         assert closing.wait(30)
         threading.Event().wait(0.1)  # a second `close` that does not wait ends by now
+        consumer.statistics()  # it is open until its handlers have ended
         batch.finish()
         outcomes.append("finished")
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from nsqext.errors import (
     DeliveryUnknown,
     InvalidState,
     NotSent,
-    PublishFailed,
     RequestTimeout,
 )
 from nsqext.middleware import Middleware, Publishing
@@ -155,6 +155,8 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
             producer.publish(topic, b"x", delay=-1.0)
         with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
             producer.publish(topic, b"x", delay=1.0, via="relay", identity="")
+        with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
+            producer.publish(topic, b"x", identity="a")
         assert threads.direct.stored > 40
     assert producer.statistics().stored == before + 51, "also after the close"
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
@@ -373,29 +375,6 @@ def test_threads_publish_through_kills_of_leaders_without_loss(threads: Threads)
         assert set(stored) <= set(bodies_of(cluster, "orders", set(stored)))
 
 
-def test_closing_while_threads_publish_gives_each_publish_an_outcome(
-    cluster: Cluster, topic: str, threads: Threads
-) -> None:
-    for _ in range(10):
-        stored: list[nsqext.Receipt] = []
-        producer = sync.Producer(cluster.lookupd)
-
-        def publish(producer: sync.Producer = producer, stored: list[nsqext.Receipt] = stored) -> nsqext.NsqError:
-            while True:
-                try:
-                    stored.append(producer.publish(topic, b"x"))
-                except nsqext.NsqError as error:
-                    return error
-
-        with ThreadPoolExecutor(3) as pool:
-            with producer:
-                threads.warm(producer, topic)
-                ends = [pool.submit(publish) for _ in range(3)]
-                until(lambda stored=stored: len(stored) > 20)  # type: ignore[misc]
-            for end in ends:
-                assert isinstance(end.result(30), (InvalidState, PublishFailed, DeliveryUnknown))
-
-
 @pytest.mark.usefixtures("own_loop")
 def test_a_lost_connection_while_the_producer_closes_leaves_the_outcome_unknown(
     cluster: Cluster, topic: str, threads: Threads
@@ -450,17 +429,18 @@ def test_an_interrupted_close_closes(
     threads.warm(producer, topic)
     (connections,) = threads.pools
 
-    shut_down: list[int] = []
+    ends: list[object] = []
 
     def interrupted(timeout: float) -> bool:
         monkeypatch.undo()
-        monkeypatch.setattr(connections, "shut_down", lambda: shut_down.append(len(connections)))
+        monkeypatch.setattr(threads.direct.port, "abort", lambda: ends.append("no further attempt"))
+        monkeypatch.setattr(connections, "shut_down", lambda: ends.append(len(connections)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(connections, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.close()
-    assert shut_down == [2], "their threads learn it at once"
+    assert ends == ["no further attempt", 2], "their threads learn it at once"
     assert not len(connections)
     with pytest.raises(InvalidState, match="not open"):
         producer.ping()
@@ -484,11 +464,15 @@ def test_a_connection_that_opens_while_the_producer_closes_is_closed(
 def test_a_connection_that_the_server_ends_or_refuses_is_not_used(
     cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
+    opened: list[Connection] = []
+
     async def ended(*arguments: Any) -> Any:
         connection, negotiated = await threads.opening(*arguments)
-        connection.close()
         if refused:
+            connection.close()
             raise ConnectionLost("too many connections")
+        connection.protocol.error = ConnectionLost("the server has ended")
+        opened.append(connection)
         return connection, negotiated
 
     monkeypatch.setattr(module, "open_connection", ended)
@@ -499,6 +483,7 @@ def test_a_connection_that_the_server_ends_or_refuses_is_not_used(
         assert threads.asked == 1, "not soon again"
         until(lambda: producer.publish(topic, b"x", partition=0) and threads.asked > 1)
         assert (threads.connections, producer.statistics().failed) == ([], 0)
+    assert {connection.closed for connection in opened} <= {True}
 
 
 @pytest.mark.usefixtures("own_loop")
@@ -542,7 +527,7 @@ def interrupts() -> Iterator[None]:
 def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(
     cluster: Cluster, topic: str, threads: Threads
 ) -> None:
-    with sync.Producer(cluster.lookupd) as producer:
+    with sync.Producer(cluster.lookupd) as producer, producer.batcher(topic) as batcher:
         threads.warm(producer, topic)
         child = os.fork()
         if child == 0:
@@ -551,8 +536,10 @@ def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(
                 try:
                     producer.publish(topic, b"child")
                 except InvalidState:
+                    batcher.__exit__(None, None, None)
+                    before = len([*Path("/dev/fd").iterdir()])
                     producer.close()
-                    code = 0
+                    code = 0 if len([*Path("/dev/fd").iterdir()]) < before else 2
             os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         before = threads.direct.stored

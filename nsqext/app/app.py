@@ -307,7 +307,7 @@ class App(Router, Runnable):
         return self
 
     async def wait(self) -> None:
-        """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
+        """After `start`: wait until `stop` is called, a consumer fails, or it is cancelled; then drain and close.
 
         Raises:
             InvalidState: not started, or called from another event loop.
@@ -407,10 +407,7 @@ class App(Router, Runnable):
                     await warn_of_unwritable(self._producer, published | {one.topic for one in self.published})
                     await self._consume()
         except Exception as error:
-            note(None, error, None)
-            if isinstance(error, ExceptionGroup):  # of a lifespan's task group
-                raise first_error(error) from error
-            raise
+            note(None, error, None)  # raised below, unless a consumer had failed before
         finally:
             if self._error is None and isinstance(failure, Exception):
                 self._error = failure

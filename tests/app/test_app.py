@@ -13,7 +13,7 @@ from nsqext import App, Consumer, Message, MessageBatch, Router
 from nsqext.app import Health
 from nsqext.app.start_checks import refuse_loops
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.middleware import CallNext, Handling, Middleware
+from nsqext.middleware import CallNext, Deduplicate, Handling, Middleware
 from tests.support.apps import nothing
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[str, str]) -> None:
     first, second = topics
-    app = App(cluster.lookupd)
+    app, router = App(cluster.lookupd), Router()
     events: list[object] = []
 
     @app.lifespan
@@ -38,7 +38,7 @@ async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[s
         await app.producer.publish(first, b"late")
         events.append("end")
 
-    @app.lifespan
+    @router.lifespan
     async def inner(given: App) -> AsyncIterator[None]:
         events.append("begin inner")
         yield
@@ -54,6 +54,7 @@ async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[s
         events.append(message.body)
         app.stop()
 
+    app.include_router(router)
     assert [consumer.topics for consumer in app.consumers] == [(first,), (second,)]
     with anyio.fail_after(25):
         await app.serve()
@@ -69,6 +70,9 @@ async def test_mistakes(cluster: Cluster) -> None:
     with pytest.raises(InvalidSetting, match="generator is an asynchronous generator: remove 'yield'"):
         app.handler("orders", "ch")(generator)
     assert app.consumers == ()
+    app = App(cluster.lookupd, middleware=[Deduplicate()])
+    with pytest.raises(InvalidSetting, match="Deduplicate cannot be used with auto_finish=False"):
+        app.handler("orders", "ch", auto_finish=False)(nothing)
 
 
 async def test_publishers_of_several_routers_add_up() -> None:

@@ -130,6 +130,7 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
     app, router = App(ADDRESS), Router()
 
     @app.handler("orders", "billing")
+    @app.publisher("copies")
     @app.publisher("bills")
     def bill(order: Order) -> Bill | None:
         return None
@@ -144,6 +145,7 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
     found = document(app)
     assert {one["channel"]["$ref"] for one in found["operations"].values() if one["action"] == "send"} == {
         "#/channels/bills",
+        "#/channels/copies",
         "#/channels/echoes",
         "#/channels/events",
     }
@@ -164,9 +166,11 @@ def test_headers_of_dependencies_and_the_header_of_the_key_are_described() -> No
     @app.handler("orders", "billing", key="customer", concurrency=2)
     async def bill(order: bytes, part: Annotated[str, Depends(dependency)]) -> None: ...
 
-    message = document(app)["components"]["messages"]["orders.bytes"]
-    assert message["contentType"] == "application/octet-stream"
-    assert set(message["headers"]["properties"]) == {"x-part", "customer"}
+    app.handler("carts", "billing", dispatch="key_failover")(print)
+    messages = document(app)["components"]["messages"]
+    assert messages["orders.bytes"]["contentType"] == "application/octet-stream"
+    assert set(messages["orders.bytes"]["headers"]["properties"]) == {"x-part", "customer"}
+    assert set(messages["carts.Message"]["headers"]["properties"]) == {"##key"}
 
 
 def test_handlers_of_messages_and_batches_leave_the_body_open() -> None:
@@ -182,6 +186,7 @@ def test_handlers_of_messages_and_batches_leave_the_body_open() -> None:
     assert all("payload" not in one for one in found["components"]["messages"].values())
     assert found["channels"]["orders._"]["address"] == "orders.{part1}"
     assert found["channels"]["o_d"]["bindings"] == {"x-nsq": {"pattern": "o?d"}}
+    assert found["channels"]["o_d"]["parameters"] == {"part1": {"description": "any character"}}
     assert found["channels"]["clicks_ephemeral"]["address"] == "clicks#ephemeral"
     assert [one["bindings"]["x-nsq"].get("batch") for one in found["operations"].values()] == [None, None, 70]
 
@@ -263,6 +268,6 @@ def test_a_declaration_is_checked() -> None:
 
 
 def test_an_app_with_addresses_of_nsqd_names_them() -> None:
-    found = document(App(nsqd="127.0.0.1:4150,127.0.0.2:4150"))
+    found = document(App(nsqd="127.0.0.1:4150, 127.0.0.2:4150"))
     assert [one["host"] for one in found["servers"].values()] == ["127.0.0.1:4150", "127.0.0.2:4150"]
     assert found["operations"] == {}

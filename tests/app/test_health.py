@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx
@@ -14,13 +14,11 @@ import pytest
 
 from nsqext import App, Message
 from nsqext.app import Health
+from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from tests.support.apps import nothing
 from tests.support.consumers import eventually
-
-if TYPE_CHECKING:
-    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -39,14 +37,15 @@ async def test_an_app_whose_lifespan_has_failed_is_not_live(cluster: Cluster) ->
             tasks.start_soon(fail)
             yield
 
-    with anyio.fail_after(25), pytest.raises(ZeroDivisionError):
-        async with app:
-            assert app.health().live
-            failing.set()
-            await eventually(lambda: not app.health().ready)
-            assert app.health() == Health(
-                live=False, ready=False, reasons=("the app has ended: ZeroDivisionError('no relay')",)
-            )
+    with anyio.fail_after(25):
+        await app.start()
+        assert app.health().live
+        failing.set()
+        await eventually(lambda: not app.health().ready)
+        ended = "the app has ended: ZeroDivisionError('no relay')"
+        assert app.health() == Health(live=False, ready=False, reasons=(ended,))
+        with pytest.raises(ZeroDivisionError):
+            await app.wait()
 
 
 async def test_health(cluster: Cluster, topic: str) -> None:
@@ -57,15 +56,31 @@ async def test_health(cluster: Cluster, topic: str) -> None:
         async with app:
             assert app.health() == Health(live=True, ready=True)
             app.consumers[0].stop()
-            while app.health().ready:  # noqa: ASYNC110 - it has no event for this
-                await anyio.sleep(0.01)
+            await app.wait()
+    assert app.health() == Health(live=True, ready=False, reasons=("the app is not running",))
     lost = App("127.0.0.1:1", start_timeout=0.1)
     lost.handler("orders", "ch")(nothing)
+    lost.readiness_check(lambda: "cold")
     with anyio.fail_after(25):
         async with lost:
             health = lost.health()
     assert (health.live, health.ready) == (True, False)
-    assert health.reasons[0].startswith("orders/ch: no partition is connected")
+    no_node, check = health.reasons
+    assert no_node.startswith("orders/ch: no partition is connected")
+    assert check == "cold"
+
+
+async def test_an_app_that_has_lost_its_nodes_is_live_but_not_ready() -> None:
+    with Cluster(1) as cluster, anyio.fail_after(25):
+        cluster.create_topic("orders", channels=["ch"])
+        app = App(cluster.lookupd)
+        app.handler("orders", "ch")(nothing)
+        async with app:
+            assert app.health().ready
+            cluster.kill(cluster.leader("orders", 0))
+            await eventually(lambda: not app.health().ready)
+            assert app.health().live
+            assert "orders/ch: no partition is connected" in app.health().reasons[0]
 
 
 async def test_an_app_without_handlers_is_ready_when_its_lifespans_have_begun() -> None:
@@ -111,6 +126,19 @@ async def test_the_health_endpoint_below_a_mount_answers_head_without_a_body() -
     scope = {"type": "http", "method": "HEAD", "path": "/app/healthz", "root_path": "/app"}
     await App("127.0.0.1:1").asgi()(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
     assert (sent[0]["status"], sent[1]["body"]) == (200, b"")
+
+
+async def test_the_health_endpoint_acknowledges_begin_and_end_of_its_server() -> None:
+    events, sent = iter(("lifespan.startup", "lifespan.shutdown")), list[Any]()
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(events)}
+
+    async def send(event: Any) -> None:
+        sent.append(event["type"])
+
+    await App("127.0.0.1:1").asgi()({"type": "lifespan"}, receive, send)  # type: ignore[arg-type]
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 async def test_an_app_is_ready_while_no_readiness_check_has_a_reason() -> None:

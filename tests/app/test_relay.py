@@ -42,6 +42,7 @@ class Holding(Middleware):
         receipts = await send_next(publishing)
         self.stored.set()
         await self.may_end.wait()
+        await anyio.wait_all_tasks_blocked()  # the app waits for it
         return receipts
 
 

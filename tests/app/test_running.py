@@ -24,22 +24,17 @@ NODES = 2
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
-    app = App(cluster.lookupd)
-
-    @app.handler(topics[0], "ch", partitions=(7,))
-    @app.handler(topics[1], "ch")
-    async def handle(message: Message) -> None:
-        """Never called."""
-
-    with anyio.fail_after(25), pytest.raises(InvalidPartition, match="partition"):
-        await app.serve()
-
-
-async def test_the_first_of_two_errors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_of_several_errors_is_raised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     app = App("127.0.0.1:1")
     app.handler("orders", "early")(nothing)
     app.handler("orders", "late")(nothing)
+
+    @app.lifespan
+    async def fails_at_the_end(_: App) -> AsyncIterator[None]:
+        yield
+        raise ZeroDivisionError
 
     async def start(consumer: Consumer) -> None:
         if consumer.channel == "late":
@@ -51,6 +46,9 @@ async def test_the_first_of_two_errors_is_raised(monkeypatch: pytest.MonkeyPatch
     with anyio.fail_after(25), pytest.raises(TopicNotFound, match="no topic for early"):
         await app.serve()
     assert app.health().reasons == ("a consumer cannot continue: no topic for early",)
+    assert [one.getMessage() for one in caplog.records if one.name == "nsqext.app"] == [
+        "a consumer cannot continue: no topic for late"
+    ]
 
 
 async def test_a_missing_lookup_service_is_one_error() -> None:
@@ -128,11 +126,11 @@ async def test_a_start_waits_for_all_consumers(
         await app.aclose()
 
 
-async def test_a_start_that_is_cancelled_leaves_its_lifespans() -> None:
+async def test_a_start_or_wait_that_is_cancelled_leaves_the_lifespans() -> None:
     app, entered, left = App("127.0.0.1:1"), anyio.Event(), list[str]()
 
     @app.lifespan
-    async def scope(_: App) -> AsyncIterator[None]:
+    async def enter(_: App) -> AsyncIterator[None]:
         entered.set()
         try:
             await anyio.sleep(0.1)
@@ -145,7 +143,12 @@ async def test_a_start_that_is_cancelled_leaves_its_lifespans() -> None:
             tasks.start_soon(app.start)
             await entered.wait()
             tasks.cancel_scope.cancel()
-    assert left == ["x"]
+        assert left == ["x"]
+        await app.start()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await app.wait()
+    assert left == ["x", "x"]
     assert app.health().reasons == ("the app is not running",)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,9 +11,9 @@ import anyio
 import pytest
 
 from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
-from nsqext.app import Router
+from nsqext.app import Router, start_checks
 from nsqext.app.start_checks import warn_of_unwritable
-from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, InvalidState, TopicNotReady
+from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, TopicNotReady
 from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.apps import nothing
 
@@ -136,6 +135,13 @@ async def test_a_topic_that_is_not_ready_is_a_warning_and_the_next_one_is_checke
     assert len(warnings(caplog, "the app cannot publish: no leader")) == 2
 
 
+async def test_a_lookup_service_that_does_not_respond_does_not_hold_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_checks, "_CHECK_TIMEOUT", 0.01)
+    silent = SimpleNamespace(meta=lambda topic: anyio.sleep_forever())
+    with anyio.fail_after(25):
+        await warn_of_unwritable(cast("Producer", silent), ["bills"])
+
+
 @pytest.mark.parametrize(
     ("kind", "text"), [("missing", "cannot be published"), ("plain", "Admin.upgrade_topic"), ("extend", "")]
 )
@@ -214,38 +220,6 @@ async def test_reject_on_an_ordered_topic_names_reject_ordered(
         await consumer.serve()
     (found,) = warnings(caplog, "an ordered message is not rejected")
     assert "set reject_ordered=True" in found
-
-
-BLOCKING: dict[str, Callable[[], object]] = {
-    "producer": lambda: sync.Producer(NOWHERE),
-    "consumer": lambda: sync.Consumer("orders", "ch", NOWHERE),
-    "admin client": lambda: sync.Admin(NOWHERE),
-}
-
-
-@pytest.mark.parametrize("name", BLOCKING)
-def test_a_blocking_client_in_an_event_loop_of_asyncio_is_one_warning(
-    caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    async def make() -> None:
-        BLOCKING[name]()
-        (found,) = warnings(caplog, "running event loop")
-        assert found.startswith(f"a blocking {name} ")
-        caplog.clear()
-        await anyio.to_thread.run_sync(BLOCKING[name])
-        assert not warnings(caplog, "running event loop")
-
-    anyio.run(make)
-
-
-@pytest.mark.parametrize("name", BLOCKING)
-def test_a_blocking_client_in_an_event_loop_of_trio_is_refused(name: str) -> None:
-    async def make() -> None:
-        with pytest.raises(InvalidState, match=f"a blocking {name} cannot be made in an event loop of trio.*thread"):
-            BLOCKING[name]()
-        await anyio.to_thread.run_sync(BLOCKING[name])
-
-    anyio.run(make, backend="trio")
 
 
 async def test_a_missing_dead_letter_topic_of_several_handlers_is_one_warning(
@@ -388,15 +362,6 @@ async def test_a_message_above_max_frame_size_makes_an_app_not_ready_and_says_wh
         assert "bytes is larger than max_frame_size, 1000: nothing behind this message is received" in shown
         assert f"topic {topic}, partition {receipt.partition}, node {receipt.node}" in shown
         assert "raise the setting max_frame_size" in shown
-
-
-async def test_an_app_is_not_ready_while_lookup_is_down(cluster: Cluster, topic: str) -> None:
-    app = App(NOWHERE, start_timeout=0.05, lookup_timeout=60.0)
-    app.handler(topic, "ch")(nothing)
-    async with app:
-        health = app.health()
-    assert (health.live, health.ready) == (True, False)
-    assert f"{topic}/ch: no partition is connected" in health.reasons[0]
 
 
 async def test_an_app_is_not_ready_while_a_partition_is_not_subscribed(cluster: Cluster) -> None:

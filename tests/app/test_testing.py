@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
+from attrs import evolve
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Receipt, Reject
 from nsqext.broker import Cluster
 from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, InvalidName, InvalidSetting, InvalidState
-from nsqext.middleware import CallNext, Handling, Middleware
+from nsqext.middleware import CallNext, Handling, Middleware, Publishing, SendNext
 from nsqext.transactions import Inbox, OutboxStore, Positions, schema_sql
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +70,7 @@ async def test_messages_of_two_tests_are_different_for_an_inbox(
             else:
                 await test.deliver("orders", body)
     assert [message.body for message in seen] == [b"one", b"bad", b"two"]
+    assert all(0 <= time.time_ns() - message.timestamp < 600e9 for message in seen)
     assert len({message.id for message in seen}) == 3
     assert len({message.offset for message in seen}) == (3 if queue_position else 1)
     assert all((message.offset >= 0) is queue_position for message in seen)
@@ -105,7 +109,16 @@ async def test_a_batch_handler_that_middleware_does_not_call_is_an_error() -> No
 
 
 async def test_an_app_whose_test_could_not_begin_is_tested_again() -> None:
-    app, begun = App("127.0.0.1:1"), list[int]()
+    app, begun, ended = App("127.0.0.1:1"), list[int](), list[type[BaseException] | None]()
+
+    @app.lifespan
+    async def sees_how_it_ends(_: App) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+        ended.append(None)
 
     @app.lifespan
     async def fails_once(_: App) -> AsyncIterator[None]:
@@ -117,11 +130,15 @@ async def test_an_app_whose_test_could_not_begin_is_tested_again() -> None:
     with pytest.raises(ZeroDivisionError):
         async with app.test():
             raise AssertionError("it began")
-    async with app.test():
-        assert len(begun) == 2
-        with pytest.raises(InvalidState, match="test"):
-            async with app.test():
-                raise AssertionError("it began")
+    assert len(ended) == 1
+    with pytest.raises(KeyError):
+        async with app.test():
+            assert len(begun) == 2
+            with pytest.raises(InvalidState, match="test"):
+                async with app.test():
+                    raise AssertionError("it began")
+            raise KeyError
+    assert ended[1:] == [KeyError]
 
 
 async def test_middleware_of_several_handlers_is_started_once() -> None:
@@ -154,6 +171,18 @@ async def test_a_publish_is_recorded_with_all_that_was_given() -> None:
     assert (first.tag, first.trace_id, first.partition, first.delay) == ("blue", 7, None, None)
     assert (later.delay, later.key, later.headers, later.partition) == (60.0, None, {}, 2)
     assert (two.key, three.key) == ("all", "own")
+
+
+async def test_a_publish_is_recorded_as_middleware_sends_it() -> None:
+    class Redacts(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+            publishing.messages = [evolve(one, body=b"***") for one in publishing.messages]
+            return await send_next(publishing)
+
+    app = App(NOWHERE, middleware=[Redacts()])
+    async with app.test() as test:
+        await app.publish("orders", b"4711")
+    assert [one.body for one in test.published] == [b"***"]
 
 
 async def test_a_publish_that_the_producer_of_the_app_would_refuse_is_an_error() -> None:
@@ -294,17 +323,20 @@ async def test_positions_see_messages_in_order(tmp_path: Path) -> None:
             raise Reject("no")
         return message.body
 
+    @app.handler("orders", "audit", ordered=True)
     @app.handler("mails", "billing", ordered=True)
     async def other(message: Message) -> None:
         """Take an offset."""
 
     async with app.test() as test:
-        assert await test.deliver("orders", b"1") == [b"1"]
+        deliver = partial(test.deliver, "orders", channel="billing")
+        assert await deliver(b"1") == [b"1"]
         await test.deliver("mails", b"x")
-        assert await test.deliver("orders", b"2", partition=1) == [b"2"]
+        assert await deliver(b"2", partition=1) == [b"2"]
         with pytest.raises(Reject):
-            await test.deliver("orders", b"failing")
-        assert await test.deliver("orders", b"3") == [b"3"]
+            await deliver(b"failing")
+        await test.deliver("orders", b"x", channel="audit")
+        assert await deliver(b"3") == [b"3"]
 
 
 async def test_a_handler_receives_what_its_filter_matches() -> None:
@@ -411,11 +443,14 @@ async def test_a_test_on_a_cluster_that_lacks_the_topic_of_a_handler_does_not_be
 async def test_wait_published_ends_with_the_app() -> None:
     """It waited for ever, although nothing could be published any more."""
     with Cluster(1) as cluster:
+        cluster.create_topic("invoices", channels=["ch"])
         app = App(NOWHERE)
         async with app.test(cluster.lookupd) as test:
+            await app.publish("invoices", b"one")
             app.stop()
-            with pytest.raises(InvalidState, match=r"the app has ended with 0 of 1 publishes \(topic invoices\)"):
-                await test.wait_published("invoices")
+            with pytest.raises(InvalidState, match=r"the app has ended with 1 of 2 publishes \(topic invoices\)"):
+                await test.wait_published("invoices", 2)
+            assert len(await test.wait_published("invoices")) == 1
         failing = App(NOWHERE)
 
         @failing.lifespan

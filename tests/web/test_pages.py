@@ -293,15 +293,17 @@ async def test_a_channel_names_the_partitions_that_its_numbers_lack() -> None:
 
 async def test_messages_of_the_other_partitions_are_shown_while_one_has_no_leader() -> None:
     with Cluster(nodes=2) as cluster:
-        cluster.create_topic("orders", partitions=2, channels=["ch"])
+        cluster.create_topic("orders", partitions=3, channels=["ch"])
         async with Producer(cluster.lookupd) as producer, browsing(cluster, interval=0.1) as browser:
-            for number in (0, 1):
+            for number in (0, 1, 2):
                 await producer.publish("orders", b"from partition %d" % number, partition=number)
             cluster.kill(cluster.leader("orders", 1))
             page = "/topics/orders/messages"
             text = await page_with(browser, page, lambda text: "Without the messages of partition 1" in text)
             one = await browser.get(page, params={"partition": "1"})
-    assert "from partition 0" in text and "from partition 1" not in text
+            newest = (await browser.get(page, params={"count": "1"})).text
+    assert "from partition 0" in text and "from partition 2" in text and "from partition 1" not in text
+    assert "from partition 2" in newest and "from partition 0" not in newest
     assert (one.status_code, "leader" in one.text) == (503, True)
 
 

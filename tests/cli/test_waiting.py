@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from threading import Event
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nsqext.broker import Cluster
@@ -56,23 +57,32 @@ def test_pub_says_that_it_waits_for_messages_to_read(nsq_cluster: Cluster, nsq_t
     assert text == "messages to read"
 
 
-def test_a_text_is_said_once_and_not_after_output_or_in_a_pause(
+def test_a_text_is_said_once_after_two_seconds_without_output_and_not_in_a_pause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nsqext.cli.waiting._SILENCE", 0.01)
-    waits, looked = Waits(), Event()
-    looks = 0
+    now, timers = [0.0], list[tuple[float, Callable[[], None]]]()
 
-    def outer() -> str:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            looked.set()
-        return "a node\x1b"
+    def timer(seconds: float, look: Callable[[], None]) -> SimpleNamespace:
+        timers.append((seconds, look))
+        return SimpleNamespace(start=lambda: None, cancel=lambda: None)
 
-    with waits.waiting(outer):
-        with waits.waiting(None):
-            assert not looked.wait(0.1)
-        assert looks == 0
-        assert looked.wait(20)
-    assert capsys.readouterr().err == "nsqext: waiting for a node\\x1b\n"
+    def tick(seconds: float) -> None:
+        now[0] += seconds
+        timers[-1][1]()
+
+    monkeypatch.setattr("nsqext.cli.waiting.Timer", timer)
+    monkeypatch.setattr("nsqext.cli.waiting.time", SimpleNamespace(monotonic=lambda: now[0]))
+    waits = Waits()
+    for text, shown in (("a node\x1b", "a node\\x1b"), ("a message", "a message")):
+        before = len(timers)
+        with waits.waiting(text):
+            assert len(timers) == before + 1
+            with waits.waiting(None):
+                tick(2.0)
+            now[0] += 1.5
+            waits.spoke()
+            tick(0.5)
+            assert (timers[-1][0], capsys.readouterr().err) == (1.5, "")
+            for _ in range(2):
+                tick(2.0)
+        assert capsys.readouterr().err == f"nsqext: waiting for {shown}\n"

@@ -15,12 +15,14 @@ from nsqext.admin import KeyRange
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.admin.key_ranges import PartitionRanges, look, make_table
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, LookupFailed
 from nsqext.errors.server import BadChannel
 from tests.support import plain_http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nsqext.admin import TopicInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +84,8 @@ async def test_a_partition_without_leader_is_shown() -> None:
             with anyio.fail_after(25):
                 while not (found := await look(admin, "orders", "ch"))[1].error:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.01)
+            (absent, _) = await look(admin, "orders", "absent")
+    assert absent.error == "no such channel", "the other partition may have it"
     assert (found[0].error, found[1].error in ("no leader", "no response")) == (
         "no consumer, so the channel has no type yet",
         True,
@@ -100,6 +104,22 @@ def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as end:
         main(["key-ranges", "missing", "ch", "--lookupd", cluster.lookupd[0], "--once"])
     assert end.value.code
+
+
+def test_the_command_goes_on_while_lookup_does_not_respond(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, looks = Admin.topic, iter((None, LookupFailed("lookup is down"), KeyboardInterrupt()))
+
+    async def topic(admin: Admin, name: str) -> TopicInfo:
+        if (error := next(looks)) is not None:
+            raise error
+        return await known(admin, name)
+
+    monkeypatch.setattr(Admin, "topic", topic)
+    with pytest.raises(SystemExit, match="130"):
+        main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--interval", "0.05"])
+    assert [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()][1:] == ["lookup is down"]
 
 
 def test_the_table() -> None:

@@ -9,7 +9,9 @@ from secrets import token_hex
 
 import pytest
 
+from nsqext import Admin
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.sync import Consumer
 from tests.support.command_line import Terminal, lines, run, started
 
@@ -51,6 +53,7 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
     assert lines("topic", "delete", name, "--if-exists", "--yes", *where) == [{"topic": name, "deleted": True}]
     gone = run("topic", "show", name, *where)
     assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
+    assert run("topic", "delete", name, "--yes", *where).returncode == 2
 
 
 def test_a_topic_created_without_channels_can_be_published_to(cluster: Cluster) -> None:
@@ -97,6 +100,28 @@ def test_a_topic_of_the_original_nsq_is_paused(original: Cluster) -> None:
     assert (paused["paused"], resumed["paused"]) == (True, False)
     refused = run("topic", "upgrade", name, "--yes", *where)
     assert (refused.returncode, b"not supported" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "given"),
+    [
+        (("trace", "t", "--off"), "trace_topic", {"channel": None, "enabled": False}),
+        (("trace", "t", "--channel", "c"), "trace_topic", {"channel": "c", "enabled": True}),
+        (("tombstone", "t", "h:1"), "tombstone", {"restore": False}),
+        (("tombstone", "t", "h:1", "--restore"), "tombstone", {"restore": True}),
+    ],
+)
+def test_a_change_is_switched_on_and_off(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], method: str, given: dict[str, object]
+) -> None:
+    async def change(admin: Admin, topic: str, *_: str, **options: object) -> None:
+        changes.append(options)
+
+    changes: list[object] = []
+    monkeypatch.setattr(Admin, method, change)
+    with pytest.raises(SystemExit):
+        main(["topic", *words, "--yes", "--lookupd", "127.0.0.1:1"])
+    assert changes == [given]
 
 
 def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
@@ -174,28 +199,9 @@ def test_lookup_shows_nodes_topics_and_partitions(cluster: Cluster) -> None:
     assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
 
 
-def test_text_at_a_terminal(cluster: Cluster) -> None:
+def test_what_is_confirmed_at_a_terminal_is_deleted(cluster: Cluster) -> None:
     topic, address = fresh(), cluster.lookupd[0]
     cluster.create_topic(topic, channels=["billing"])
-    with Terminal("topic", "show", topic, "--lookupd", address) as terminal:
-        assert terminal.end() == 0
-    assert f"{topic}: 1 partition, 1 replica; channels: billing" in terminal.shown
-    with Terminal("topic", "list", "--lookupd", address) as terminal:
-        assert terminal.end() == 0
-    assert "partitions" in terminal.shown
-    assert topic in terminal.shown
-    with Terminal("topic", "show", topic, "--json", "--lookupd", address) as terminal:
-        assert terminal.end() == 0
-    assert json.loads(terminal.shown)["topic"] == topic
-
-
-def test_deleting_at_a_terminal_asks_first(cluster: Cluster) -> None:
-    topic, address = fresh(), cluster.lookupd[0]
-    cluster.create_topic(topic, channels=["billing"])
-    with Terminal("topic", "delete", topic, "--lookupd", address) as terminal:
-        terminal.wait_for("[y/N]")
-        terminal.type("n\n")
-        assert terminal.end() == 1
     with Terminal("channel", "delete", topic, "billing", "--lookupd", address) as terminal:
         terminal.wait_for("[y/N]")
         terminal.type("y\n")

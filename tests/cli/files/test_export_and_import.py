@@ -16,6 +16,8 @@ import pytest
 import nsqext.arrow
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster
+from nsqext.cli import main
+from nsqext.cli.files import export
 from nsqext.cli.files.export import ExportProgress
 from nsqext.cli.files.tables import entries_of
 from nsqext.cli.message_files import outgoing_message
@@ -67,6 +69,7 @@ def test_an_imported_copy_has_the_same_bytes_in_the_same_partitions(
     address = cluster.lookupd[0]
     *_, last = lines("export", source, str(file), "--lookupd", address)
     assert last == {"topic": source, "file": str(file), "messages": 2 * MESSAGES, "resumed": 0}
+    assert [entry.number for entry in entries_of(file, 2 * MESSAGES - 2)] == [2 * MESSAGES - 1, 2 * MESSAGES]
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     *_, last = lines("import", str(file), copy, "--keep-partitions", "--lookupd", address)
     assert last == {"topic": copy, "messages": 2 * MESSAGES, "resumed": 0}
@@ -127,9 +130,26 @@ def test_an_export_that_was_killed_while_it_deleted_its_progress_reads_again_wha
     assert begin("refunds") == []
 
 
+def test_an_export_that_cannot_be_written_leaves_no_file_and_continues(
+    cluster: Cluster, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(target: Path, parts: Sequence[Path]) -> None:
+        target.write_text("half of it")
+        raise OSError("the disk is full")
+
+    file = tmp_path / "all.csv"
+    words = ("export", source, str(file), "--lookupd", cluster.lookupd[0])
+    monkeypatch.setattr(export, "writer_of", lambda _: fill)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert not file.exists()
+    assert lines(*words)[-1]["resumed"] == 2 * MESSAGES
+
+
 def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluster, source: str, tmp_path: Path) -> None:
     file, copy, batch = tmp_path / "all.jsonl", f"copy_{token_hex(4)}", 11
-    cluster.create_topic(copy, extend=True, channels=["ch"])
+    for name in (copy, f"{copy}_2"):
+        cluster.create_topic(name, extend=True, channels=["ch"])
     address = cluster.lookupd[0]
     lines("export", source, str(file), "--lookupd", address)
     words = ("import", str(file), copy, "--batch", str(batch), "--lookupd", address)
@@ -146,6 +166,8 @@ def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluste
         other = run(*words)  # it would leave out the first messages of another file
         assert (other.returncode, b"files to continue, or delete it to begin again" in other.stderr) == (2, True)
     file.write_bytes(content)
+    *_, second = lines("import", str(file), f"{copy}_2", "--lookupd", address)
+    assert second["resumed"] == 0
     *_, last = lines(*words)
     assert last["messages"] == 2 * MESSAGES and last["resumed"] >= batch
     found = stored(cluster, copy)

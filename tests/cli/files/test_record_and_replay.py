@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from nsqext import MessageBatch
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.cli import message_files
+from nsqext.cli import main, message_files
 from nsqext.cli.files.replay import Progress
 from nsqext.cli.message_files import MessageFiles, files_in, outgoing_message, read_entries
-from nsqext.errors import InvalidInput
+from nsqext.client.consumer.message import requeue_unanswered
+from nsqext.errors import InvalidInput, MessageNotInFlight
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
 
@@ -43,10 +45,13 @@ def test_messages_are_recorded_and_replayed(cluster: Cluster, tmp_path: Path) ->
     topic, copy = make_topic(cluster, "record"), make_topic(cluster)
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "one", "--key", "k", "--header", "user=42", "--trace-id", "7", *where)
+    lines("pub", topic, "traced", "--trace-id", "9", *where)
     lines("pub", topic, stdin=b"\xff\n", NSQEXT_LOOKUPD=cluster.lookupd[0])
-    assert lines("record", topic, "--to", str(tmp_path), "--until-end", *where) == [{"topic": topic, "recorded": 2}]
+    assert lines("record", topic, "--to", str(tmp_path), "--until-end", *where) == [{"topic": topic, "recorded": 3}]
+    (traced,) = (entry for entry in read_entries(files_in([tmp_path])[0]) if entry.record.get("body") == "traced")
+    assert outgoing_message(traced.record).header == b"", "otherwise a batch may give it one"
     (done,) = lines("replay", str(tmp_path), "--topic", copy, "--speed", "0", *where)
-    assert done == {"replayed": 2, "skipped": 0, "files": 1}
+    assert done == {"replayed": 3, "skipped": 0, "files": 1}
     found = {one.get("body"): one for one in lines("tail", copy, "--channel", "ch", "--until-end", *where)}
     assert (found["one"]["key"], found["one"]["headers"], found["one"]["trace_id"]) == ("k", {"user": "42"}, 7)
     assert found[None]["body_base64"] == "/w=="
@@ -98,6 +103,40 @@ def test_files_are_rotated_by_their_age(tmp_path: Path, max_age: float, count: i
     assert (recorded(tmp_path), len(files_in([tmp_path]))) == (["one", "two"], count)
 
 
+def test_progress_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError("the disk is full")
+
+    message_files.write_synced(tmp_path / "progress", b"1")
+    monkeypatch.setattr(message_files, "synchronize", full)
+    with pytest.raises(OSError, match="full"):
+        message_files.write_synced(tmp_path / "progress", b"2")
+    assert (tmp_path / "progress").read_bytes() == b"1"
+
+
+def test_messages_that_were_taken_back_while_they_were_written_are_recorded_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, where, taken = make_topic(cluster, "record"), ("--lookupd", cluster.lookupd[0]), list[MessageBatch]()
+    finish = MessageBatch.finish
+
+    async def finish_late(batch: MessageBatch) -> None:
+        if taken:
+            await finish(batch)
+            return
+        taken.append(batch)
+        requeue_unanswered(batch)
+        raise MessageNotInFlight("the server has taken them back")
+
+    monkeypatch.setattr(MessageBatch, "finish", finish_late)
+    lines("pub", topic, "one", *where)
+    with pytest.raises(SystemExit) as ended:
+        main(["record", topic, "--to", str(tmp_path), "--until-end", *where])
+    assert (ended.value.code, recorded(tmp_path)) == (0, ["one", "one"])
+
+
 def test_messages_that_were_not_published_are_no_progress(cluster: Cluster, tmp_path: Path) -> None:
     """The next replay would leave them out."""
     plain, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
@@ -108,6 +147,9 @@ def test_messages_that_were_not_published_are_no_progress(cluster: Cluster, tmp_
     failed = run(*command, "--topic", plain)
     assert (failed.returncode, b"does not accept headers" in failed.stderr) == (2, True)
     assert not progress.exists()
+    (tmp_path / "empty.jsonl").write_bytes(b'{"body": "x"}\n{"body": ""}\n')
+    empty = run("replay", str(tmp_path / "empty.jsonl"), *where, "--topic", plain)
+    assert (empty.returncode, b"empty.jsonl, line 2: " in empty.stderr) == (2, True), empty.stderr
     cluster.upgrade_topic(plain)
     assert lines(*command, "--topic", plain) == [{"replayed": 1, "skipped": 0, "files": 1}]
 
@@ -163,15 +205,19 @@ def test_a_replay_notes_each_file_and_keeps_the_partitions_of_messages_without_k
     (done,) = lines("replay", str(tmp_path / "1.jsonl"), str(tmp_path / "2.jsonl"), *options, *where)
     noted = {"#target": f"{copy} at {cluster.lookupd[0]}", "1.jsonl": 3, "2.jsonl": 2}
     assert (done["replayed"], orjson.loads(progress.read_bytes())) == (5, noted)
+    (again,) = lines("replay", str(tmp_path / "1.jsonl"), str(tmp_path / "2.jsonl"), *options, *where)
+    assert again == {"replayed": 0, "skipped": 5, "files": 2}
     found = lines("tail", copy, "--channel", "ch", "--until-end", *where)
     assert {(one["body"], one["partition"]) for one in found} == {("x", own), ("a", own), ("b", 1), ("c", 1)}
 
 
 def test_files_are_rotated_and_read_in_order(tmp_path: Path) -> None:
-    files = MessageFiles(tmp_path, "orders#ephemeral", max_bytes=1, max_age=0)
+    one = len(gzip.compress(b'{"body":"0"}\n'))
+    files = MessageFiles(tmp_path, "orders#ephemeral", max_bytes=one + 1, max_age=0)
     for number in range(5):
         files.append([{"body": str(number)}])
-    assert len(files_in([tmp_path])) == 5
+    files.close()
+    assert len(files_in([tmp_path])) == 3, "each has the two batches that it takes"
     assert recorded(tmp_path) == ["0", "1", "2", "3", "4"]
 
 

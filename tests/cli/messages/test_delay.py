@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.delays import DelayStore
 from nsqext.protocol.delay_record import DelayedMessage
+from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import lines, run, started
 
@@ -19,10 +21,12 @@ from tests.support.command_line import lines, run, started
 @pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) -> None:
     store = ("--store", str(tmp_path / "store"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
     with Cluster(nodes=1, generation=generation) as cluster:
         where = ("--lookupd", cluster.lookupd[0])
         lines("topic", "create", "orders", "--channel", "ch", *where)
-        with started("delay", "run", *store, *where) as process:
+        with started("delay", "run", "--http", address, *store, *where) as process:
             with sync.Producer(cluster.lookupd, delay_via="relay") as producer:
                 assert process.stdout is not None
                 assert b'"delayed"' in process.stdout.readline()  # printed when topic and channel exist
@@ -31,6 +35,8 @@ def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) ->
                 producer.publish("orders", b"never", delay=3600, identity="never")
             (found,) = lines("tail", "orders", "--channel", "ch", "--count", "1", *where)
             assert found["body"] == "soon"
+            metrics = plain_http.get(f"http://{address}/metrics").text
+            assert "nsqext_consumer_connections{" in metrics and "nsqext_producer_connections{" in metrics
             eventually(lambda: len(lines("delay", "list", *store)) == 2)
             assert lines("delay", "cancel", "never", "--yes", *store) == [
                 {"identity": "never", "cancelled": True, "result": "cancelled"}

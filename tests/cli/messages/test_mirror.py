@@ -9,14 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import cast
 
+import anyio
 import httpx
 import pytest
 
-from nsqext import Message, sync
+from nsqext import BatchFailed, Message, MessageBatch, Producer, Receipt, Requeue, sync
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.cli.messages.mirror import Kept, Placement
+from nsqext.cli.connection import ServerAccess
+from nsqext.cli.messages.mirror import Kept, Mirror, Placement
+from nsqext.cli.messages.relay_run import RelayRun, Running
+from nsqext.errors import MessageNotInFlight, NotSent, NsqError
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
 from tests.support import plain_http
@@ -312,6 +317,54 @@ class _Body:
     def body(self) -> bytes:
         self.reads += 1
         return b'{"customer": {"id": 7}}'
+
+
+class _Copied(_Body):
+    """A message that counts how often it is finished."""
+
+    finished = 0
+    answered = taken_back = False
+
+    async def finish(self) -> None:
+        self.finished += 1
+        if self.taken_back:
+            raise MessageNotInFlight("the server has taken it back")
+
+    def mark_answered(self) -> None:
+        self.answered = True
+
+
+def test_what_the_target_stored_of_a_batch_is_finished_and_an_outage_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run, messages = RelayRun(ServerAccess(), "orders", "relay", "copies", Running()), [_Copied(), _Copied()]
+    receipt, outage = Receipt("copies", 0, "n:1"), NotSent("no node")
+    outcomes: list[Receipt | NsqError] = [receipt, outage]
+
+    async def publish_many(*_: object, **__: object) -> list[Receipt]:
+        if outage in outcomes:
+            raise BatchFailed(outcomes)
+        return [receipt, receipt]
+
+    placement = Placement(TopicMeta(), TopicMeta(), Kept(without_headers=True))
+    mirror = Mirror(run, cast("Producer", SimpleNamespace(publish_many=publish_many)), placement)
+    for _ in range(2):
+        with pytest.raises(Requeue):
+            anyio.run(mirror.copy, cast("MessageBatch", messages))
+    assert ([one.finished for one in messages], run.relayed, run.outage) == ([2, 0], 2, outage)
+    assert caplog.text.count("copies stores no messages") == 1
+    outcomes.clear()
+    messages[1].taken_back = True
+    anyio.run(mirror.copy, cast("MessageBatch", messages))
+    assert run.outage is None
+    assert [one.answered for one in messages] == [False, True], "its redelivery is not copied again"
+
+
+def test_the_first_error_of_a_relay_ends_it() -> None:
+    run, first = RelayRun(ServerAccess(), "orders", "relay", "copies", Running()), NotSent("first")
+    run.give_up(first)
+    run.give_up(NotSent("second"))
+    assert run.error is first
 
 
 def test_a_body_is_read_once_for_the_lane_and_the_partition() -> None:

@@ -9,11 +9,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -165,6 +165,50 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
     assert "Traceback" not in running.log
 
 
+@contextmanager
+def when_ready(act: Callable[[], None]) -> Iterator[None]:
+    """Call a function when the log says that the only worker is ready."""
+
+    def look(record: logging.LogRecord) -> bool:
+        if record.getMessage() == "all workers are ready: 1":
+            act()
+        return True
+
+    logger = logging.getLogger("nsqext.run")
+    logger.addFilter(look)
+    try:
+        yield
+    finally:
+        logger.removeFilter(look)
+
+
+def test_workers_that_do_not_drain_in_time_are_killed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqext.run")
+    worker = (
+        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "os.write({ready}, b'{{\"ready\": true}}\\n'); signal.pause()"
+    )
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, close_timeout=0.01)
+    with when_ready(lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert anyio.run(supervisor.run) == 1
+
+
+def test_a_worker_that_starts_while_the_supervisor_stops_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def open_late(*arguments: Any, **options: Any) -> Any:
+        process = await open_process(*arguments, **options)
+        supervisor.stop()
+        return process
+
+    open_process = anyio.open_process
+    monkeypatch.setattr(anyio, "open_process", open_late)
+    worker = f"import pathlib, time; time.sleep(3); pathlib.Path({str(tmp_path / 'ended')!r}).touch()"
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1)
+    assert anyio.run(supervisor.run) == 0
+    assert not (tmp_path / "ended").exists()
+
+
 def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,19 +222,14 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
     supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, ready_file=file)
     existed: list[bool] = []
 
-    def stop(record: logging.LogRecord) -> bool:
-        if record.getMessage() == "all workers are ready: 1":
-            existed.append(file.exists())
-            supervisor.stop()
-        return True
+    def stop() -> None:
+        existed.append(file.exists())
+        supervisor.stop()
 
-    logger = logging.getLogger("nsqext.run")
-    logger.addFilter(stop)
-    try:
+    with when_ready(stop):
         assert anyio.run(supervisor.run) == 0
-    finally:
-        logger.removeFilter(stop)
     assert (existed, file.exists()) == ([True], False)
+    assert "restarting" not in caplog.text
 
 
 def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:
@@ -245,8 +284,9 @@ def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + FINISHES_SLOWLY)
     with program(tmp_path, cluster, "service:app", "--backend", "trio") as running:
         running.wait_log("all workers are ready: 1")
-        for _ in range(5):
-            running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_log("stopping on SIGTERM")  # signals that wait together are received as one
+        running.process.send_signal(signal.SIGTERM)
         assert running.end() == 0
     assert "the lifespan has ended" in running.log
     assert "killing" not in running.log

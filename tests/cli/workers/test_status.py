@@ -176,6 +176,7 @@ def test_metrics_of_the_program_do_not_end_its_workers(
         running.process.send_signal(signal.SIGTERM)
         assert running.end() == 0
     assert ("RuntimeError: the database is down" in running.log) is bool(configured)
+    assert "ExceptionGroup" not in running.log
 
 
 def test_a_program_is_ready_when_every_subscription_stands(cluster: Cluster, tmp_path: Path) -> None:
@@ -195,6 +196,9 @@ def test_a_program_is_ready_when_every_subscription_stands(cluster: Cluster, tmp
         running.wait_log("all workers are ready: 1")
         assert (tmp_path / "ready").exists()
         assert plain_http.get(f"{page}/readyz").status_code == 200
+        cluster.delete_topic(name)
+        eventually(lambda: not (tmp_path / "ready").exists(), seconds=30.0)
+        assert plain_http.get(f"{page}/healthz").status_code == 200
 
 
 def test_a_logging_configuration_of_the_program_is_kept(cluster: Cluster, topic: str, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def test_the_health_endpoint_acknowledges_begin_and_end_of_its_server() ->
     async def send(event: Any) -> None:
         sent.append(event["type"])
 
-    await App("127.0.0.1:1").asgi()({"type": "lifespan"}, receive, send)  # type: ignore[arg-type]
+    await App("127.0.0.1:1").asgi()({"type": "lifespan"}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 

@@ -535,7 +535,8 @@ def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(
             with suppress(BaseException):
                 try:
                     producer.publish(topic, b"child")
-                except InvalidState:
+                except InvalidState as error:
+                    assert error.hint == "create a new one in the child"
                     batcher.__exit__(None, None, None)
                     before = len([*Path("/dev/fd").iterdir()])
                     producer.close()

@@ -43,7 +43,7 @@ class HandlerSettings(TypedDict, total=False):
     start_existing: bool
     """Move an existing channel to ``start`` too, whenever this consumer opens."""
     msg_timeout: float | None
-    """How long a message may be in flight; None for the server's default (60)."""
+    """How long a message may be in flight, 1 to 900; None for the server's default (60)."""
     sample_rate: int
     """Percentage of messages that is delivered, 1 to 99; 0 for all."""
     output_buffer_timeout: float | None
@@ -72,8 +72,8 @@ class HandlerSettings(TypedDict, total=False):
     ``key_failover`` is an error.
     """
     key_tags: int | None
-    """Number of buckets by which ``dispatch="key_failover"`` shares the keys where the server does not. Producers write
-    them as tags (their ``key_tags``). None stands for 16.
+    """Number of buckets, at most 1024, by which ``dispatch="key_failover"`` shares the keys where the server does not.
+    Producers write them as tags (their ``key_tags``). None stands for 16.
 
     Each bucket is a connection to each partition, and has one consumer at a time; messages without a key go to any
     consumer. Needs the redesigned NSQ and topics with extend support. With a number, tags are used on servers with this
@@ -139,7 +139,7 @@ class HandlerSettings(TypedDict, total=False):
     max_requeue_delay: float
     """Longest such delay. A running consumer keeps to delays beyond what servers accept."""
     requeue_jitter: float
-    """Largest random change of the delay, as a share of it."""
+    """Largest random change of the delay, as a share of it, below 1."""
     max_attempts: int
     """A message that has failed this many times is sent to the dead letters and finished; without ``dead_letter`` it is
     dropped, of which the starting consumer warns. 0 for never.
@@ -162,7 +162,7 @@ class HandlerSettings(TypedDict, total=False):
     backoff_base: float
     """The first pause is twice this; each further failure doubles it."""
     backoff_max_wait: float
-    """Longest pause."""
+    """Longest pause, at least twice ``backoff_base``."""
     backoff_jitter: bool
     """Make each pause a random part of itself."""
 

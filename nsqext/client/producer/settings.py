@@ -44,7 +44,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     function of key and number of partitions.
     """
     key_tags: int | None
-    """Write the bucket of a message's key, of this number of buckets, as its tag, so that consumers with
+    """Write the bucket of a message's key, of this number of buckets (at most 1024), as its tag, so that consumers with
     ``dispatch="key_failover"`` share the keys on any redesigned NSQ; topics must support extend headers. All producers
     and consumers of a topic need the same number; consumers use 16 by default. None and 0 write no tags.
     """

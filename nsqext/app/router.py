@@ -94,9 +94,10 @@ class Router:
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: no function, a parameter without a known source, or an invalid setting.
+            InvalidSetting: no function, a parameter without a known source, an invalid setting, or another handler of
+                the app receives the same messages.
             UnknownSetting: unknown setting; the error suggests a known name.
-            InvalidState: the app is running.
+            InvalidState: the app is running, or the router was included.
         """
         around = check_middleware(middleware)
         selection = self._select(topics, channel, settings, "auto_finish")
@@ -129,9 +130,9 @@ class Router:
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: no function, or an invalid setting.
+            InvalidSetting: no function, an invalid setting, or another handler of the app receives the same messages.
             UnknownSetting: unknown setting; the error suggests a known name.
-            InvalidState: the app is running.
+            InvalidState: the app is running, or the router was included.
         """
         selection = self._select(topics, channel, settings, "max_count", "max_wait")
         limits = BatchLimits(max_count, max_wait)
@@ -178,6 +179,7 @@ class Router:
 
         Raises:
             InvalidName: a topic that servers refuse.
+            InvalidState: the app is running, or the router was included.
         """
         check_topic(topic)
 
@@ -211,7 +213,7 @@ class Router:
         Raises:
             InvalidName: a topic or tag that servers refuse.
             InvalidSetting: a type that bodies or headers cannot have.
-            InvalidState: the app is running.
+            InvalidState: the app is running, or the router was included.
         """
         self._check_changeable()
         check_topic(topic)
@@ -235,6 +237,7 @@ class Router:
 
         Raises:
             InvalidSetting: no asynchronous generator function.
+            InvalidState: the app is running, or the router was included.
         """
         self._check_changeable()
         if not (inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)):
@@ -249,7 +252,8 @@ class Router:
         """Add the handlers, publishers, declared topics and lifespans of a router.
 
         Raises:
-            InvalidSetting: no router, or this router.
+            InvalidSetting: no router, this router, or a handler that receives the same messages as another handler.
+            InvalidState: the app is running, or this router was included.
         """
         if not isinstance(router, Router):
             raise InvalidSetting(f"{router!r} is not a router", hint="give an object of nsqext.Router")

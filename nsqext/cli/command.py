@@ -50,10 +50,13 @@ def parse_time(text: str) -> int:
 
 def check_http_url(option: str, url: str, example: str) -> None:
     """Raise InvalidSetting if an option is not the URL of an HTTP server."""
+    import httpx  # few commands need it
+
     try:
+        httpx.URL(url)  # each of the two accepts addresses that the other one refuses
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+    except (ValueError, httpx.InvalidURL):
         known = False
     if not known or not url.isprintable() or " " in url:
         raise InvalidSetting(f"{option} {redact_url(url)!r} is not an HTTP URL", hint=f"write {example}")

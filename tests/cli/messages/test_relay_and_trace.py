@@ -172,6 +172,7 @@ def test_each_option_of_the_target_gives_another_cluster(option: str) -> None:
         (("relay", "t", "--to-http", "http://h", "--content-type", "text/ü"), "is not the value of a header"),
         (("relay", "t", "--to-http", "ftp://h"), "not an HTTP URL"),
         (("relay", "t", "--to-http", "http://[::1"), "not an HTTP URL"),
+        (("relay", "t", "--to-http", "http://1.2.3.999/hook"), "not an HTTP URL"),
         (("relay", "t", "--to-http", "example.com/hook"), "not an HTTP URL"),
     ],
 )

@@ -236,8 +236,9 @@ async def test_wrong_publishes_are_refused_before_anything_is_sent(redesigned: C
         for identity in ("", "x" * 201, 5):
             with pytest.raises(InvalidInput):
                 await producer.publish(topic, b"x", delay=1, via="relay", identity=identity)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput):
-            await producer.publish(topic, b"x", identity="a", via="relay")
+        for without_delay in ({"identity": "a", "via": "relay"}, {"via": "relay"}, {"via": "consumer"}):
+            with pytest.raises(InvalidInput, match="delay"):
+                await producer.publish(topic, b"x", **without_delay)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             await producer.publish(topic, b"x", delay=-1, via="relay")
         with pytest.raises(InvalidPartition):

@@ -21,6 +21,8 @@ def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
     """Return the body of a message that a relay publishes; None for a message to publish now. Raises InvalidInput."""
     way = options.delay_via if publishing.via is None else publishing.via
     check_way(way, publishing.delay, publishing.identity)
+    if publishing.via is not None and publishing.delay is None:
+        raise InvalidInput("via= is for delayed messages", hint="give delay=, or leave out via=")
     if not publishing.delay or way == "consumer":
         return None
     check_choice(publishing.messages[0].key, publishing.partition)

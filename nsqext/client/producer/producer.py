@@ -307,7 +307,7 @@ class Producer(ProcessBound):
             partition: by default partitions are used in turn.
             delay: seconds until handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
-            via: overrides the setting ``delay_via``. With ``relay``, the receipt names ``delay_topic``.
+            via: overrides ``delay_via`` for ``delay``. With ``relay``, the receipt names ``delay_topic``.
             identity: of a message that a relay delays, for `cancel_delayed`; of messages with the same identity, the
                 relay publishes the first.
             header: the extend header as bytes, stored as they are, to publish a received message again

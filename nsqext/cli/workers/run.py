@@ -66,7 +66,7 @@ class Supervisor:
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
-        The status is 1 if workers were killed. They restart when a Python file below the watched folder changes; the
+        The status is 1 if workers were killed, or failed while they drained. They restart when a Python file below the watched folder changes; the
         listener serves their health and metrics.
         """
         if self._ready_file is not None:
@@ -95,7 +95,12 @@ class Supervisor:
         while not self._stopping:
             started, changes = time.monotonic(), self._changes
             status = await self._run_once(number)
-            if self._stopping or (status == 0 and not reload):
+            if self._stopping:
+                if status not in (0, -signal.SIGTERM, CANNOT_START):
+                    logger.error("worker %d exited with status %d while it drained", number, status)
+                    self._status = self._status or 1
+                return
+            if status == 0 and not reload:
                 return
             if status == CANNOT_START and not reload:
                 self._status = CANNOT_START

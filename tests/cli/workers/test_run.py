@@ -193,6 +193,18 @@ def test_workers_that_do_not_drain_in_time_are_killed(caplog: pytest.LogCaptureF
         assert anyio.run(supervisor.run) == 1
 
 
+def test_a_worker_that_fails_while_it_drains_is_a_failure_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqext.run")
+    worker = (
+        "import os, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); "
+        "os.write({ready}, b'{{\"ready\": true}}\\n'); signal.pause()"
+    )
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1)
+    with when_ready(supervisor.stop):
+        assert anyio.run(supervisor.run) == 1
+    assert "worker 1 exited with status 5 while it drained" in caplog.text
+
+
 def test_a_worker_that_starts_while_the_supervisor_stops_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

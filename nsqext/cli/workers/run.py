@@ -66,8 +66,8 @@ class Supervisor:
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
-        The status is 1 if workers were killed, or failed while they drained. They restart when a Python file below the watched folder changes; the
-        listener serves their health and metrics.
+        The status is 1 if workers were killed, or failed while they drained. They restart when a Python file below the
+        watched folder changes; the listener serves their health and metrics.
         """
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)  # of a supervisor that was killed

@@ -161,8 +161,8 @@ class ChannelAdmin(AdminBase):
         extra: dict[str, str | int] = {"offset": hours}
         await self._open().change_channel("requeuedelayed", topic, channel, operation="deliver_delayed", extra=extra)
 
-    async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
-        """Delete a channel with its position and waiting messages.
+    async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> bool:
+        """Delete a channel with its position and waiting messages; return whether it existed.
 
         Args:
             missing_ok: a missing channel is not an error.
@@ -176,11 +176,12 @@ class ChannelAdmin(AdminBase):
         where = await requests.find(topic)
         if await self._lacks_channel(topic, channel):  # the redesigned nsqd accepts an unknown channel
             if missing_ok:
-                return
+                return False
             raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
         await requests.change_channel("delete", topic, channel)
         if where.meta.disable_channel_auto_create or where.nodes:
             await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+        return True
 
     async def _lacks_channel(self, topic: str, channel: str) -> bool:
         """Return whether neither lookup nor any node knows a channel; False if a node does not respond."""

@@ -122,8 +122,8 @@ class TopicAdmin(ChannelAdmin):
         if channels:
             await _wait_offered(requests, topic, again)
 
-    async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
-        """Delete a topic with all its messages and channels.
+    async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> bool:
+        """Delete a topic with all its messages and channels; return whether it existed.
 
         Args:
             missing_ok: a missing topic is not an error.
@@ -136,11 +136,12 @@ class TopicAdmin(ChannelAdmin):
             where = await requests.find(topic)
         except TopicNotFound:
             if missing_ok:
-                return
+                return False
             raise
         with _changing(topic):
             await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
             await requests.post_to_nodes(where, "/topic/delete")
+        return True
 
     async def upgrade_topic(self, topic: str) -> None:
         """Add extend support (headers, tags and keys) to a topic of the redesigned NSQ. It cannot be undone.

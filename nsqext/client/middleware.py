@@ -12,7 +12,7 @@ from attrs import define
 
 from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which Message, for the documentation)
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import DeliveryUnknown, InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
@@ -161,7 +161,21 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
     around = _overriding(middleware, "publish")
     for one in reversed(around):
         send = partial(one.publish, send_next=send)
-    return send if around else None
+    return partial(_with_receipts, send) if around else None
+
+
+async def _with_receipts(send: SendNext, publishing: Publishing) -> Sequence[Receipt]:
+    """Publish through middleware; raises DeliveryUnknown if it did not return a receipt for each message."""
+    count = len(publishing.given)
+    receipts: object = await send(publishing)
+    if isinstance(receipts, Sequence) and len(receipts) == count:
+        return receipts
+    found = f"{len(receipts)} receipts" if isinstance(receipts, Sequence) else repr(receipts)
+    raise DeliveryUnknown(
+        f"the message may have been stored: middleware has returned {found}, not a receipt for each message ({count})",
+        topic=publishing.topic,
+        hint="end its publish with 'return await send_next(publishing)'",
+    )
 
 
 def surround_handler(

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from nsqext import App, Consumer, ConsumerSettings, Finish, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.client.middleware import surround_batch_handler, surround_handler
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import DeliveryUnknown, InvalidSetting, InvalidState
 from nsqext.middleware import (
     CallNext,
     Decompress,
@@ -393,6 +393,32 @@ async def test_middleware_surrounds_batch_handlers(cluster: Cluster, topic: str,
             consumer.batch_handler(max_count=2, max_wait=5.0)(handle)
             await consumer.serve()
     assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [(None, "None"), ((), "0 receipts"), ((1, 2, 3), "3 receipts"), (iter(()), "<tuple_iterator")],
+    ids=["nothing", "no receipts", "too many", "an iterator"],
+)
+async def test_a_publish_says_that_middleware_did_not_return_its_receipts(
+    cluster: Cluster, topic: str, returned: Any, found: str
+) -> None:
+    """The message is stored: an IndexError or TypeError ended the program."""
+
+    class Forgetful(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            await send_next(publishing)
+            publishing.messages = publishing.messages * 3
+            return returned
+
+    async with Producer(cluster.lookupd, middleware=[Forgetful()]) as producer:
+        for publish in (
+            lambda: producer.publish(topic, b"x"),
+            lambda: producer.publish_many(topic, [b"x", b"y"]),
+        ):
+            with pytest.raises(DeliveryUnknown, match=f"middleware has returned {found}") as caught:
+                await publish()
+            assert (caught.value.topic, "return await send_next" in str(caught.value)) == (topic, True)
 
 
 async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqext.cli.command import Channel, Topic, changes, command, examples, parse_message_id, parse_position
+from nsqext.cli.command import Channel, Result, Topic, changes, command, examples, parse_message_id, parse_position
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 
@@ -117,15 +117,17 @@ async def finish(
 
 @app.command("delete")
 @examples("nsqext channel delete orders billing --yes")
-@changes("deleted", "Delete the channel {channel} of {topic} with its waiting messages?")
+@changes(question="Delete the channel {channel} of {topic} with its waiting messages?")
 async def delete(
     admin: Admin,
     topic: Topic,
     channel: Channel,
     if_exists: Annotated[bool, Option("--if-exists", help="A missing channel is not an error.")] = False,
-) -> None:
+) -> Result:
     """Delete a channel with its position and waiting messages."""
-    await admin.delete_channel(topic, channel, missing_ok=if_exists)
+    deleted = await admin.delete_channel(topic, channel, missing_ok=if_exists)
+    text = f"channel {channel} of {topic} {'is deleted' if deleted else 'does not exist'}"
+    return {"topic": topic, "channel": channel, "deleted": deleted}, text
 
 
 @app.command("empty")

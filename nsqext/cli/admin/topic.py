@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from attrs import asdict, frozen
 
-from nsqext.cli.command import Topic, changes, command, examples
+from nsqext.cli.command import Result, Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
@@ -148,14 +148,15 @@ async def _exists(admin: Admin, topic: str) -> bool:
 
 @app.command("delete")
 @examples("nsqext topic delete orders --yes")
-@changes("deleted", "Delete the topic {topic} with all its messages and channels?")
+@changes(question="Delete the topic {topic} with all its messages and channels?")
 async def delete(
     admin: Admin,
     topic: Topic,
     if_exists: Annotated[bool, Option("--if-exists", help="A missing topic is not an error.")] = False,
-) -> None:
+) -> Result:
     """Delete a topic with all its messages and channels."""
-    await admin.delete_topic(topic, missing_ok=if_exists)
+    deleted = await admin.delete_topic(topic, missing_ok=if_exists)
+    return {"topic": topic, "deleted": deleted}, f"{topic} {'is deleted' if deleted else 'does not exist'}"
 
 
 @app.command("expand")

@@ -59,6 +59,13 @@ class Filter:
     after: int | None = _parsed(lambda given: parse_time(given.since) if given.since else None)
     before: int | None = _parsed(lambda given: parse_time(given.until) if given.until else None)
 
+    def check(self) -> None:
+        if self.after is not None and self.before is not None and self.after >= self.before:
+            raise InvalidSetting(
+                f"no message is stored since {self.since} and before {self.until}",
+                hint="--since is the earlier time, as in --since 2h --until 1h",
+            )
+
     def takes(self, record: Mapping[str, Any]) -> bool:
         headers = record["headers"]
         return (
@@ -161,6 +168,7 @@ async def run(
     sample_rate or max_attempts in the URL or the environment are meant for services, and do not count.
     """
     output.check()
+    wanted.check()
     settings: dict[str, Any] = {}
     if reading.count:
         settings["max_in_flight"] = min(reading.count, 200)

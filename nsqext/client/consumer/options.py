@@ -175,9 +175,7 @@ class ConsumerOptions:
         check_number("sample_rate", self.sample_rate, 0, 99)
         if self.ordered and self.sample_rate:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
-        if self.msg_timeout is not None:
-            check_times(self, "msg_timeout")
-        if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
+        if self.msg_timeout is not None and not is_number(self.msg_timeout, 1, 900):
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
         self._check_buffer()
         if self.ext_filter is not None:
@@ -187,8 +185,10 @@ class ConsumerOptions:
         if self.dispatch == KEY_FAILOVER and self.ordered:
             raise InvalidSetting("ordered and dispatch='key_failover' contradict each other")
         self._check_key_tags()
-        if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
-            raise InvalidSetting(f"key={self.key!r} is neither the name of a header nor a function")
+        if self.key is not None:
+            from nsqext.client.consumer.handlers.message_keys import check_key
+
+            check_key(self.key)
         if self.partitions is not None:
             if not self.partitions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")

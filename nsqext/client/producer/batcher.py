@@ -299,7 +299,7 @@ class Batcher:
             messages = [request.message for request, _, _ in batch]
             call = Publishing(topic=self._topic, messages=messages, batch=True, entered=keys)
             try:
-                outcomes = _checked(await self._publisher.publish(call), call, len(batch))
+                outcomes = await self._publisher.publish(call)
             except InvalidInput as error:
                 if error.index is None or error.index >= len(batch) or call.receipts:
                     outcomes = self._outcomes_of(error, call, len(batch))
@@ -357,11 +357,3 @@ class Batcher:
                 await self._progress.wait()
         finally:
             self._flushing -= 1
-
-
-def _checked(receipts: Sequence[Receipt], call: Publishing, count: int) -> Sequence[Receipt]:
-    """Return the receipts of a batch; raises DeliveryUnknown if middleware did not return one for each message."""
-    if len(receipts) != count:
-        reason = f"middleware has returned {len(receipts)} receipts for {count} messages"
-        raise delivery_unknown(reason, topic=call.topic)
-    return receipts

@@ -50,7 +50,7 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
     assert (stats["channel"], stats["lag"], stats["messages"]) == ("c", 0, 2)
     assert name in [one["topic"] for one in lines("topic", "list", *where)]
     assert lines("topic", "delete", name, "--yes", *where) == [{"topic": name, "deleted": True}]
-    assert lines("topic", "delete", name, "--if-exists", "--yes", *where) == [{"topic": name, "deleted": True}]
+    assert lines("topic", "delete", name, "--if-exists", "--yes", *where) == [{"topic": name, "deleted": False}]
     gone = run("topic", "show", name, *where)
     assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
     assert run("topic", "delete", name, "--yes", *where).returncode == 2
@@ -138,9 +138,10 @@ def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     lines("channel", "unpause", topic, "a", "--yes", *where)
     lines("channel", "unskip", topic, "b", "--yes", *where)
     lines("channel", "seek", topic, "c", "earliest", "--partition", "0", "--yes", *where)
-    lines("channel", "delete", topic, "a", "--yes", *where)
+    deleted = {"topic": topic, "channel": "a", "deleted": True}
+    assert lines("channel", "delete", topic, "a", "--yes", *where) == [deleted]
     assert run("channel", "delete", topic, "a", "--yes", *where).returncode == 2
-    lines("channel", "delete", topic, "a", "--if-exists", "--yes", *where)
+    assert lines("channel", "delete", topic, "a", "--if-exists", "--yes", *where) == [{**deleted, "deleted": False}]
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
 

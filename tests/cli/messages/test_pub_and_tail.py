@@ -207,6 +207,8 @@ def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
     (by_header,) = lines("tail", topic, *END, "--header", "user=2", "--since", "1h", *where)
     assert by_header["body"] == "m2"
     assert lines("tail", topic, *END, "--until", "1h", *where) == []
+    swapped = run("tail", topic, "--since", "1h", "--until", "2h", *where)  # it would wait for ever
+    assert (swapped.returncode, b"--since is the earlier time" in swapped.stderr) == (2, True)
     assert len(lines("tail", topic, "--since", "1h", "--until-end", *where)) == 4
     partitions = [
         [(one["partition"], one["body"]) for one in lines("tail", topic, *END, "--partition", number, *where)]

@@ -16,12 +16,17 @@ class _Looked:
         """Return no position."""
 
 
+async def _key_later(message: object) -> str:
+    return "key"
+
+
 INVALID: list[tuple[type, dict[str, Any]]] = [
     (ConsumerOptions, {"sample_rate": 100}),
     (ConsumerOptions, {"concurrency": 0}),
     (ConsumerOptions, {"max_in_flight_bytes": -1}),
     (ConsumerOptions, {"key": ""}),
     (ConsumerOptions, {"key": 5}),
+    (ConsumerOptions, {"key": _key_later}),
     (ConsumerOptions, {"sample_rate": 5, "ordered": True}),
     (ConsumerOptions, {"msg_timeout": 0.5}),
     (ConsumerOptions, {"msg_timeout": 901}),

@@ -339,8 +339,8 @@ async def test_middleware_that_fails_or_returns_no_receipts_does_not_end_the_pro
     ):
         for body, reason in (
             (b"raises", "KeyError: 'no schema'"),
-            (b"none", "returned 0 receipts for 1 messages"),
-            (b"fewer", "returned 0 receipts for 1 messages"),
+            (b"none", "returned 0 receipts, not a receipt for each message .1."),
+            (b"fewer", "returned 0 receipts, not a receipt for each message .1."),
             (b"late", "InvalidState: another producer is closed"),
             (b"others", "BatchFailed: 2 of 2"),
         ):

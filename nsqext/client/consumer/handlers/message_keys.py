@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.arguments import check_plain_function
+from nsqext.errors import InvalidInput, InvalidSetting, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.client.consumer.message import KeyOf, Message
+
+
+def check_key(key: object) -> None:
+    """Raise InvalidSetting unless a setting is the name of a header or a plain function."""
+    if callable(key):
+        check_plain_function("key", key)
+    elif not (isinstance(key, str) and key):
+        raise InvalidSetting(f"key={key!r} is neither the name of a header nor a function")
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:

@@ -130,7 +130,7 @@ def _on_topic(change: Callable[[ActionTarget, str, ActionForm], Awaitable[object
     return perform
 
 
-def _topic_change(method: Callable[[Admin, str], Awaitable[None]], *, last: bool = False) -> Perform:
+def _topic_change(method: Callable[[Admin, str], Awaitable[object]], *, last: bool = False) -> Perform:
     return _on_topic(lambda target, topic, form: method(target.admin, topic), last=last)
 
 
@@ -184,7 +184,7 @@ def _on_channel(change: Callable[[Admin, str, str, ActionForm], Awaitable[object
     return perform
 
 
-def _channel_change(method: Callable[[Admin, str, str], Awaitable[None]], *, last: bool = False) -> Perform:
+def _channel_change(method: Callable[[Admin, str, str], Awaitable[object]], *, last: bool = False) -> Perform:
     return _on_channel(lambda admin, topic, channel, form: method(admin, topic, channel), last=last)
 
 

@@ -129,17 +129,19 @@ async def _nodes(http: str, found: Callable[[list[dict[str, Any]]], bool]) -> li
 
 
 @pytest.mark.anyio
-async def test_lookup_shows_the_broadcast_ports(tmp_path: Path, pem: Path) -> None:
+@pytest.mark.parametrize("ports", [(4150, 0), (0, 4151)])
+async def test_lookup_shows_the_broadcast_ports(tmp_path: Path, pem: Path, ports: tuple[int, int]) -> None:
     async with _serving(partial(run_lookupd, LookupdSettings())) as directory:
         settings = NsqdSettings(
             NodeOptions(data_path=tmp_path),
-            broadcast_ports=(4150, 0),
+            broadcast_ports=ports,
             lookupd_addresses=(directory["TCP"],),
             tls=TlsFiles(pem, pem),  # for TCP: no https-address
         )
         async with _serving(partial(run_nsqd, settings)) as node:
             (shown,) = await _nodes(directory["HTTP"], bool)
-            assert (shown["tcp_port"], shown["http_port"]) == (4150, int(node["HTTP"].rpartition(":")[2]))
+            own = [int(node[kind].rpartition(":")[2]) for kind in ("TCP", "HTTP")]
+            assert [shown["tcp_port"], shown["http_port"]] == [port or at for port, at in zip(ports, own, strict=True)]
 
 
 @pytest.mark.anyio

@@ -72,7 +72,7 @@ def test_invalid_command_lines(line: str, text: str) -> None:
 
 
 def test_help_and_errors_end_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, status in ((["-h"], 0), (["-nope"], 2)):
+    for words, status in ((["-h"], 0), (["-nope"], 2), (["-n", "5", "--help"], 0)):
         with pytest.raises(SystemExit) as ended:
             read_flags("nsqd", words, KINDS)
         assert ended.value.code == status

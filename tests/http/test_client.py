@@ -56,6 +56,14 @@ async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
     await client.aclose()
 
 
+async def test_a_request_of_a_closed_client_is_not_sent() -> None:
+    client = HttpClient(5)
+    await client.aclose()
+    with pytest.raises(HttpRequestFailed) as caught:
+        await client.request("GET", CLOSED)
+    assert (caught.value.reason, caught.value.sent) == ("closed", False)
+
+
 @pytest.mark.parametrize("url", [CLOSED, "http://[bad/?secret=hunter2", "nothing://?secret=hunter2"])
 async def test_a_failed_request_names_no_secret(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)

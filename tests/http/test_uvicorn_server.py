@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -222,7 +223,8 @@ async def test_a_connection_that_is_accepted_while_the_server_is_killed_is_close
         assert [sock.fileno() for sock in accepted_socks] == [-1]
 
 
-async def test_without_file_descriptors_the_loop_does_not_spin() -> None:
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+async def test_without_file_descriptors_the_loop_does_not_spin(number: int) -> None:
     class Loop:
         def __init__(self) -> None:
             self.reading = True
@@ -239,6 +241,7 @@ async def test_without_file_descriptors_the_loop_does_not_spin() -> None:
 
     loop = Loop()
     with scarce_listener() as listener:
+        listener.number = number
         server = HttpServer(None)._server
         server._listener, server._loop = listener, loop
         server._accept(listener)

@@ -71,6 +71,7 @@ def test_deep_nesting_is_refused() -> None:
     ("header", "text"),
     [
         (b'{"a":{"b":[1,tru]}}', 'array value: unexpected value found: "tru]}}"; unparsed tail: "tru]}}"'),
+        (b'[{"a":tru}]', "array: cannot parse array value: cannot parse object: cannot parse object value: unexpected"),
         (b'{"a', 'cannot parse object: cannot parse object key: missing closing \'"\'; unparsed tail: ""'),
         (b'["a', "cannot parse array: cannot parse array value: cannot parse string: missing closing '\"'"),
         (b"{", "cannot parse object: missing '}'; unparsed tail: \"\""),

@@ -13,12 +13,13 @@ class ScarceListener(socket.socket):
     """A listening socket for whose next connection there is no file descriptor."""
 
     refused = 0
+    number = errno.EMFILE
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Fail once, as `accept` of the system does."""
         if not self.refused:
             self.refused += 1
-            raise OSError(errno.EMFILE, "too many open files")
+            raise OSError(self.number, "too many open files")
         return super().accept()
 
 

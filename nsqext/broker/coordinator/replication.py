@@ -108,7 +108,7 @@ class ReplicaSet:
     #: whether a node (first name) gets answers from another node (second)
     reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
-    _aligned: dict[str, int] = field(factory=dict, alias="aligned")
+    _aligned: dict[str, tuple[int, int]] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
     changes: Waiters = field(factory=Waiters, init=False)
     _refused: str = field(default="", init=False)
@@ -148,8 +148,12 @@ class ReplicaSet:
         while not copy_records(self.leader, target):
             pass
 
+    @property
+    def _history(self) -> tuple[int, int]:
+        return self.state.epoch, self.leader.truncations
+
     def _is_aligned(self, name: str) -> bool:
-        return self._aligned.get(name) == self.state.epoch
+        return self._aligned.get(name) == self._history
 
     def mirror_to(self, name: str) -> None:
         leader = self.leader
@@ -159,10 +163,13 @@ class ReplicaSet:
             self._mirrored[name] = version
 
     def align(self, name: str) -> None:
-        """Make a replica a prefix of the leader's log, once per epoch."""
+        """Make a replica a prefix of the leader's log, once per epoch and truncation of this log.
+
+        A leader takes back the parts of a batch that is refused; a replica that catches up may have copied them.
+        """
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
-            self._aligned[name] = self.state.epoch
+            self._aligned[name] = self._history
 
     def forget(self, name: str) -> None:
         """Align a replica again before the next copy, because its node was down."""

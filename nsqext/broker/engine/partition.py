@@ -56,6 +56,7 @@ class Partition:
         self.paused: bool = False  #: channels get no messages (original server)
         self.touched: bool = False  #: a deadline may have changed since the last `tick`
         self.changes: int = 0  #: grows with each change of the channels' stored state and each removal of records
+        self.truncations: int = 0  #: grows with each removal of records at the end
         self.message_count: int = 0  #: stored since the partition was opened
         self.message_bytes: int = 0  #: of their bodies
         #: called with the name
@@ -202,7 +203,8 @@ class Partition:
             channel.pump()
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset, because a new leader lacks it."""
+        """Remove everything at or behind an offset: a new leader lacks it, or a publish is refused."""
+        self.truncations += 1
         self.log.truncate(offset)
         self._continue_counter()
         if self.committed > self.log.end_count:

@@ -157,6 +157,8 @@ def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
         faults.answer("n2", "E_FIN_FAILED", command="FIN")
         for times in (3, 1):
             faults.answer("n2", "E_PUB_FAILED", times=times, command="PUB")
+        for code in ("E_INVALID", "E_BAD_TOPIC"):
+            faults.answer("n2", code)
         faults.refuse("n2")
         assert faults.pending() == {
             "n1": [
@@ -169,6 +171,7 @@ def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
                 "refuse connections",
                 "answer FIN with E_FIN_FAILED: 1 commands",
                 "answer PUB with E_PUB_FAILED: 1 commands",
+                "answer any command with E_BAD_TOPIC: 1 commands",
             ],
         }
         faults.heal()
@@ -251,6 +254,9 @@ def test_lookup_that_is_stale_empty_or_slow() -> None:
         assert partitions(first, "t") != before
         cluster.faults.empty_lookup("l2")
         assert (partitions(second, "t", "r"), lookup(second, "/nodes")["producers"]) == ({}, [])
+        cluster.faults.stale_lookup("l2")
+        assert partitions(second, "t") == partitions(first, "t"), "it repeats the present state"
+        cluster.faults.empty_lookup("l2")
         cluster.faults.slow_lookup(0.1)
         begun = time.monotonic()
         assert partitions(first, "t") != before

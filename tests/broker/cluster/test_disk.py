@@ -132,6 +132,15 @@ def test_an_original_cluster_that_lacks_a_node_with_topics_is_an_error(tmp_path:
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
 
 
+def test_an_original_cluster_may_lack_a_node_without_topics(tmp_path: Path) -> None:
+    with Cluster(2, generation="original", data_path=tmp_path) as cluster:
+        cluster.create_topic("t")
+        cluster.delete_topic("t")
+    assert (tmp_path / "n2").is_dir()
+    with Cluster(1, generation="original", data_path=tmp_path) as cluster:
+        assert cluster.topics == {}
+
+
 def test_a_cluster_of_the_other_generation_leaves_the_messages_alone(tmp_path: Path) -> None:
     """It took the logs of two nodes for copies of each other: messages were lost, and others doubled."""
     with Cluster(2, generation="original", data_path=tmp_path / "original") as cluster:

@@ -233,6 +233,7 @@ def test_an_error_of_the_end_is_raised_by_stop(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BaseExceptionGroup) as caught:
         cluster.stop()
     assert caught.group_contains(RuntimeError, match="broken")
+    assert "not running" in repr(cluster)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reserves the port of a socket that does not listen")

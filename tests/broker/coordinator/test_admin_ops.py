@@ -11,6 +11,7 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.options import PLAIN, ChannelKind
 from nsqext.broker.engine.storage.log import Refusal
+from nsqext.errors import InvalidSetting
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
 from tests.support.engine_partition import Consumer
 
@@ -87,6 +88,29 @@ async def test_more_and_fewer_replicas() -> None:
         assert list(roles(coordinator)) == [leader]
 
 
+def test_a_new_replica_is_on_the_node_with_the_fewest_partitions() -> None:
+    coordinator = make_coordinator()
+    for name in ("t", "u"):
+        admin.create_topic(coordinator, name, TopicSpec())
+    admin.update_topic(coordinator, "t", replica=2)
+    assert coordinator.replica_sets["t", 0].state.replicas == ["n1", "n3"]
+
+
+def test_a_topic_stays_if_its_missing_partition_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a partition were lost, and the topic is created again."""
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec())
+    coordinator.topics["t"].change(partition_num=2)
+
+    def refuse(*_: object) -> None:
+        raise InvalidSetting("the disk is full")
+
+    monkeypatch.setattr(coordinator, "open_partition", refuse)
+    with pytest.raises(Refusal, match="the disk is full"):
+        admin.create_topic(coordinator, "t", TopicSpec(2))
+    assert list(coordinator.topics["t"].partitions) == [0]
+
+
 async def test_expanding_adds_partitions() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 1))
@@ -148,6 +172,16 @@ async def test_a_partition_moves_with_its_messages_and_positions() -> None:
         assert channel.stats().depth == 1
         await publish(coordinator, b"two")
         assert bodies(coordinator, target) == [b"one", b"two"]
+
+
+async def test_a_replica_moves_without_the_leadership() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        await publish(coordinator, b"one")
+        await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
+        state = coordinator.replica_sets["t", 0].state
+        assert (state.leader, state.replicas, list(roles(coordinator))) == ("n1", ["n1", "n3"], ["n1", "n3"])
+        assert bodies(coordinator, "n3") == [b"one"]
 
 
 async def test_an_abandoned_move_removes_the_new_replica() -> None:

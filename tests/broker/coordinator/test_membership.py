@@ -222,6 +222,16 @@ async def test_a_follower_that_returns_within_its_lease_changes_nothing_and_is_a
         assert bodies(coordinator, other) == [b"one", b"two", b"three"]
 
 
+async def test_a_leader_that_returns_within_its_lease_leads_in_a_new_epoch() -> None:
+    async with running(options=CoordinatorOptions(lease=3600.0)) as coordinator:
+        leader = create(coordinator, 2)
+        kill(coordinator, leader)
+        restart(coordinator, leader)
+        state = coordinator.replica_sets["t", 0].state
+        assert (state.leader, state.epoch, wrong_roles(coordinator)) == (leader, 2, [])
+        await publish(coordinator, b"one")
+
+
 async def test_what_was_not_replicated_before_the_start_is_replicated_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.broker.coordinator.coordinator._MIRROR", 0.001)
     coordinator = make_coordinator(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.replication import commit_all, copy_records, cut_tail, mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from tests.support.coordinators import bodies, hosted, make_coordinator, wrong_roles
 from tests.support.engine_partition import Consumer
@@ -55,6 +57,39 @@ def test_a_replica_keeps_what_it_shares_with_its_leader_and_copies_the_rest(
     assert (target.log.start_offset, target.log.end_offset) == (source.log.start_offset, source.log.end_offset)
     commit_all(target)
     assert target.readable == len(wanted)
+
+
+def test_a_replica_removes_what_its_leader_took_back() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    replicas = coordinator.replica_sets["t", 0]
+    source, target = hosted(coordinator, leader).partition, hosted(coordinator, follower).partition
+    assert replicas.push(source.put([NewMessage(b"one")]))
+    refused = source.put([NewMessage(b"refused")])
+    assert copy_records(source, target), "as a catch-up in the middle of a large batch"
+    source.rollback(refused)
+    assert replicas.push(source.put([NewMessage(b"two")]))
+    assert bodies(coordinator, follower) == bodies(coordinator, leader) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_was_full_does_not_refuse_a_later_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, leader, follower = with_two_replicas()
+    replicas, source = coordinator.replica_sets["t", 0], hosted(coordinator, leader).partition
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refusal("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(hosted(coordinator, follower).partition, "append_replica", refuse)
+        with pytest.raises(Refusal, match="the disk is full"):
+            await replicas.replicate(source.put([NewMessage(b"one")]))
+    coordinator.members[follower].node.faults.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(replicas.replicate, source.put([NewMessage(b"two")]))
+        await anyio.wait_all_tasks_blocked()
+        coordinator.members[follower].node.faults.thaw()
+        replicas.changes.wake()
+    assert bodies(coordinator, follower) == [b"one", b"two"]
 
 
 def test_a_new_leader_serves_what_every_replica_has() -> None:

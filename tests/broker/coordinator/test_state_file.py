@@ -16,7 +16,9 @@ from nsqext.broker.coordinator import state_file as module
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.files import with_checksum, without_checksum
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from tests.support.coordinators import make_coordinator
+from tests.support.engine_partition import Consumer
 from tests.support.sleeps import replace_sleep
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -107,6 +109,27 @@ def test_a_rebuilt_topic_has_as_many_replicas_as_the_partition_with_the_most(tmp
     after = make_coordinator(folder=tmp_path)
     StateFile(after, tmp_path / "state").load()
     assert (after.topics["t"].spec.partition_num, after.topics["t"].spec.replica) == (3, 2)
+
+
+def test_the_replica_that_knows_most_of_what_consumers_finished_leads_a_rebuilt_partition(tmp_path: Path) -> None:
+    before = make_coordinator(folder=tmp_path)
+    admin.create_topic(before, "t", TopicSpec(1, 2))
+    replicas = before.replica_sets["t", 0]
+    leader = replicas.state.replicas[1]
+    before.elect(replicas, leader)
+    channel, consumer = replicas.leader.channel("ch"), Consumer()
+    before.mirror(replicas)
+    channel.subscribe(consumer)
+    channel.set_ready(consumer, 1)
+    stored = replicas.leader.put([NewMessage(b"one")])
+    assert replicas.push(stored)
+    replicas.leader.commit(stored)
+    channel.finish(consumer, stored.message_id)
+    for member in before.members.values():
+        member.node.unhost("t", 0)
+    after = make_coordinator(folder=tmp_path)
+    StateFile(after, tmp_path / "state").load()
+    assert after.replica_sets["t", 0].state.leader == leader
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -149,6 +149,7 @@ _NOT_LEADER, _NO_LEADER = "E_FAILED_ON_NOT_LEADER", "Not nsqlookup leader"
         ("POST", "/topic/delete?topic=t&partition=**", 500, _NO_LEADER),
         ("POST", "/topic/partition/expand?topic=t&partition_num=2", 500, _NO_LEADER),
         ("POST", "/topic/meta/update?topic=t&syncdisk=5", 400, _NO_LEADER),
+        ("POST", "/topic/meta/update?topic=t&syncdisk=x", 400, "INVALID_ARG_TOPIC_SYNC_DISK"),
         ("POST", "/channel/create?topic=r&channel=new", 400, _NO_LEADER),
         ("POST", "/channel/delete?topic=r&channel=ch", 400, _NO_LEADER),
         ("POST", "/cluster/node/remove?remove_node=n1", 400, _NO_LEADER),

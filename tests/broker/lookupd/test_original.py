@@ -116,6 +116,16 @@ async def test_topics_and_channels_are_made_and_deleted() -> None:
         assert (await client.get("/channels?topic=other")).json() == {"channels": []}
 
 
+async def test_a_channel_is_deleted_in_its_own_topic() -> None:
+    async with talk() as (_, _, client):
+        assert (await client.post("/channel/create?topic=t2&channel=c1")).status_code == 200
+        assert (await client.post("/channel/delete?topic=t2&channel=c1")).status_code == 200
+        assert [(await client.get(f"/channels?topic={topic}")).json()["channels"] for topic in ("t1", "t2")] == [
+            ["c1", "c2"],
+            [],
+        ]
+
+
 async def test_tombstones_hide_for_a_while() -> None:
     async with talk() as (lookupd, time, client):
         assert (await client.post("/topic/tombstone?topic=t1&node=b:5151")).status_code == 200
@@ -125,6 +135,8 @@ async def test_tombstones_hide_for_a_while() -> None:
         assert (await client.get("/nodes")).json()["producers"][0]["tombstones"] == [True, False]
         time.now += 46 * SECOND
         assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
+        (shown,) = (await client.get("/debug")).json()["topic:t1:"]
+        assert (shown["tombstoned"], shown["tombstoned_at"]) == (True, 1_000 * SECOND), "it stays in the logs"
 
 
 async def test_a_silent_node_is_not_shown() -> None:

@@ -74,6 +74,21 @@ async def test_a_topic_without_channels_is_not_for_writers() -> None:
     assert (answer.status_code, "has no channel" in answer.text) == (404, True)
 
 
+async def test_a_partition_without_channels_does_not_hide_the_others_from_writers() -> None:
+    async with talk() as (session, client):
+        session.receive(b"REGISTER ta 1 c1\n")
+        answer = await client.get("/lookup?topic=ta&access=w")
+    assert (answer.status_code, list(answer.json()["partitions"])) == (200, ["1"])
+
+
+async def test_of_several_nodes_with_a_partition_the_last_is_shown() -> None:
+    async with talk() as (first, client):
+        session = LookupSession(first.registry, "127.0.0.1:98", PeerInfo(), partitions=True)
+        session.receive(b"  V1" + identify(NODE) + b"REGISTER tb 0 c1\n")
+        found = (await client.get("/lookup?topic=tb")).json()
+    assert [node["id"] for node in found["producers"]] == ["127.0.0.1:98"]
+
+
 async def test_a_tombstone_hides_a_node_from_writers_until_it_is_removed() -> None:
     async with talk() as (_, client):
         hide = await client.post("/topic/tombstone?topic=tb&node=b:5151")

@@ -213,10 +213,11 @@ def test_identify_is_read_as_leniently_as_the_original_reads_it(body: bytes, sho
     assert made.node.members["remote_address"] == "127.0.0.1:99"
 
 
-def test_a_ping_is_a_sign_of_life() -> None:
+def test_only_a_ping_is_a_sign_of_life() -> None:
     made = session()
     made.receive(b"  V1" + identify(NODE))
     made.registry.wall = lambda: 5_000
-    made.receive(b"PING\n")
-    assert made.node is not None
-    assert made.node.last_seen == 5_000
+    for line, seen in ((b"REGISTER t\n", 1_000), (b"UNREGISTER t\n", 1_000), (b"PING\n", 5_000)):
+        made.receive(line)
+        assert made.node is not None
+        assert made.node.last_seen == seen

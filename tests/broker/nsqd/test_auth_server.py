@@ -20,7 +20,11 @@ _ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish
 
 
 async def _ask(
-    monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response | Exception, method: str = "get", servers: int = 1
+    monkeypatch: pytest.MonkeyPatch,
+    *replies: httpx.Response | Exception,
+    method: str = "get",
+    servers: int = 1,
+    peer: str = "127.0.0.1:5",
 ) -> list[Any]:
     """Return the authorizations that the replies grant, and the requests."""
     asked: list[httpx.Request] = []
@@ -43,7 +47,7 @@ async def _ask(
     limits = ServerLimits.original(auth=True)
     addresses = tuple(f"127.0.0.1:{port}" for port in range(1, servers + 1))
     options = NodeOptions(limits=limits, auth_addresses=addresses, auth_method=method, clock=lambda: 7.0)
-    found = await query_auth(options, b"secret", "127.0.0.1:5", tls=False)
+    found = await query_auth(options, b"secret", peer, tls=False)
     assert closed
     return [found, asked]
 
@@ -125,6 +129,14 @@ async def test_a_server_without_an_answer_leaves_the_decision_to_the_next(
     found, asked = await _ask(monkeypatch, first, httpx.Response(200, content=_reply()), servers=2)
     assert isinstance(found, Authorizations)
     assert (len({request.url.port for request in asked}), found.expires) == (2, 67.0)
+
+
+@pytest.mark.parametrize(("peer", "ip"), [("127.0.0.1:5", "127.0.0.1"), ("[::1]:5", "::1")])
+async def test_the_auth_server_gets_the_address_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, peer: str, ip: str
+) -> None:
+    _, (request,) = await _ask(monkeypatch, httpx.Response(200, content=_reply()), peer=peer)
+    assert request.url.params["remote_ip"] == ip
 
 
 async def test_a_redirect_without_a_location_is_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:

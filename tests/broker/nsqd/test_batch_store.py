@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import pack
 
 import anyio
@@ -12,14 +12,14 @@ from nsqext.broker import Cluster
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd import publish_commands
-from nsqext.broker.nsqd.node import Hosted
+from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.broker.nsqd.publish_commands import is_large, store_in_parts
 from nsqext.protocol.server.request_error import RequestError
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient
 from tests.support.commands import multi_body
 from tests.support.engine_partition import Bench
-from tests.support.nsqd_sessions import V1, Client, host, make_node, sized, web
+from tests.support.nsqd_sessions import V1, Client, host, make_node, make_original, sized, web
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +93,18 @@ async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing(refusal: Exc
     bench.publish("after")
     assert bench.consume(ready=9).bodies() == []
     assert bodies(bench) == ["before", "after"]
+
+
+@pytest.mark.parametrize("make", [make_node, make_original])
+async def test_messages_of_large_batches_count_for_their_publisher(make: Callable[[], Node]) -> None:
+    node = make()
+    host(node)
+    client = Client(node)
+    client.session.receive(sized("MPUB t", multi_body([b"x"] * 20)))
+    waiting = client.session.step()
+    assert waiting is not None
+    await waiting
+    assert client.session.published["t"].published == 20
 
 
 @pytest.mark.parametrize("over", ["tcp", "http"])

@@ -9,6 +9,13 @@ REDESIGNED = {
     "RDY is a window": """
         host t; a: SUB t ch 0 -> OK; a: RDY 1; p: PUB t 0 | m0 -> OK; p: PUB t 0 | m1 -> OK; a gets m0; a: FIN $m0;
         a gets m1""",
+    "RDY without a count is one message": """
+        host t; a: SUB t ch 0 -> OK; a: RDY; p: PUB t 0 | m0 -> OK; p: PUB t 0 | m1 -> OK; a gets m0""",
+    "an id is never zero": """
+        host t; a: SUB t ch 0 -> OK; a: FIN #0 -> !E_INVALID Invalid Message ID; a closed""",
+    "a cluster creates no topics on command": """
+        a: INTERNAL_CREATE_TOPIC new 0 -> !E_CREATE_TOPIC_FAILED CREATE_TOPIC is not allowed here while cluster feature
+        enabled.; a open""",
     "each type of frame": """
         host t; a: SUB t ch 0 -> OK; a: RDY 1; p: PUB t 0 | m0 -> OK; a: NONSENSE; a hears m0 E_INVALID; a closed""",
     "messages of a client that is lost are delivered to the next": """
@@ -41,6 +48,9 @@ REDESIGNED = {
     "a follower refuses publishes, and stays open": """
         host t; topic leader=False; a: PUB t 0 | m0 -> !E_FAILED_ON_NOT_LEADER; topic has failed=1;
         node has publish_failed=1; a open; a: SUB t ch 0 -> !E_FAILED_ON_NOT_LEADER; a closed""",
+    "what a topic requires is checked before its leader": """
+        host t extend; topic leader=False;
+        a: SUB t ch 0 -> !E_SUB_EXTEND_NEED this topic is extended and should identify as extend support.""",
     "a leader without majority refuses publishes and consumers": """
         host t; topic writable=False; a: MPUB t 0 | [m0] -> !E_FAILED_ON_NOT_WRITABLE;
         a: SUB t ch 0 -> !E_FAILED_ON_NOT_WRITABLE; a closed""",

@@ -13,7 +13,7 @@ from nsqext.broker.nsqd.http.publish import write_json
 from nsqext.http.api import Metric, render_metrics
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import RequestError
-from tests.support.nsqd_sessions import V1, Client, Clock, host, make_node, make_original, sized
+from tests.support.nsqd_sessions import V1, Client, Clock, host, make_node, make_original, ready_client, sized
 from tests.support.nsqd_sessions import web as web_of
 
 if TYPE_CHECKING:
@@ -220,6 +220,11 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     assert (await web.get("/stats?format=json&leaderOnly=true", v1=True)).json()["topics"] == []
     assert _status(await web.post("/pub?topic=t&partition=0", b"x", v1=True))[0] == 400
     assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404
+    empty = {"Content-Length": "1", **V1}
+    assert _status(await web.post("/pub?topic=t&partition=0", b"", empty)) == (406, '{"message":"MSG_EMPTY"}')
+    finish = "/message/finish?topic=t&partition=0&channel=ch&msgid="
+    for number, text in (("x", "INVALID_REQUEST"), ("2", "E_FAILED_ON_NOT_LEADER")):
+        assert _status(await web.post(finish + number)) == (400, f'{{"message":"{text}"}}')
     hosted.leader = hosted.writable = True
     node.exiting = True
     assert _status(await web.post("/pub?topic=t", b"x", v1=True)) == (503, '{"message":"exiting"}')
@@ -381,9 +386,10 @@ async def test_stats_list_topics_channels_and_clients() -> None:
     (client,) = topic["channels"][0]["clients"]
     assert [client[name] for name in ("client_id", "state", "output_buffer_size")] == ["me", 3, 4096]
     closing = Client(node, "127.0.0.1:7")
-    closing.send(b"SUB t closing 0\nCLS\n")
+    closing.send(b"SUB t closing 0\nRDY 5\nCLS\n")
     (topic,) = (await web.get("/stats?format=json&topic=t&channel=closing")).json()["data"]["topics"]
-    assert topic["channels"][0]["clients"][0]["state"] == 4
+    (client,) = topic["channels"][0]["clients"]
+    assert (client["state"], client["ready_count"]) == (4, 0)
     closing.session.end()
     hosted.partition.delete_channel("closing")
     assert (await web.get("/stats?format=json&topic=none", v1=True)).json()["topics"] == []
@@ -399,6 +405,39 @@ async def test_stats_list_topics_channels_and_clients() -> None:
     assert len((await web.get("/message/historystats?topic=t&partition=0")).json()["hourly_pub_size"]) == 22
     assert _status(await web.get("/message/historystats?topic=t&partition=x"))[0] == 400
     assert _status(await web.get("/message/historystats?partition=x")) == (404, '{"message":"E_TOPIC_NOT_EXIST"}')
+
+
+async def test_the_hourly_bytes_of_a_node_are_of_two_hours_ago() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    host(node)
+    web = _Web(node)
+    await web.post("/pub?topic=t", b"four")
+    clock.seconds += 2 * 3600
+    (history,) = (await web.get("/message/historystats", v1=True)).json()["node_hourly_pub_size_stats"]
+    assert history["hourly_pub_size"] == 4
+
+
+async def test_partitions_are_listed_by_their_names() -> None:
+    node = make_node()
+    for number in (2, 10):
+        host(node, partition=number)
+    topics = (await _Web(node).get("/stats?format=json", v1=True)).json()["topics"]
+    assert [topic["topic_partition"] for topic in topics] == ["10", "2"]
+
+
+async def test_messages_that_are_delayed_by_up_to_an_hour_are_requeued_on_request() -> None:
+    node = make_node()
+    host(node)
+    web, consumer = _Web(node), ready_client(node)
+    await web.post("/pub?topic=t", b"m0")
+    await web.post("/pub?topic=t", b"m1")
+    consumer.session.output.urgent = True
+    for data, delay in zip(consumer.messages(), (3_500_000, 3_700_000), strict=True):
+        consumer.send(b"REQ " + data[10:26] + b" %d\n" % delay)
+    assert _status(await web.post("/channel/requeuedelayed?topic=t&channel=ch")) == (200, "")
+    consumer.session.output.urgent = True
+    assert [data[26:] for data in consumer.messages()] == [b"m0"]
 
 
 async def test_requests_of_an_operator() -> None:

@@ -126,6 +126,21 @@ def test_ephemeral_topics_end_with_their_last_channel() -> None:
     assert expected == ["e#ephemeral"]
 
 
+def test_a_restarted_node_has_no_ephemeral_topic() -> None:
+    node = make_original()
+    node.channel(node.create_topic("e#ephemeral"), "ch")
+    node.create_topic("t")
+    node.restart()
+    assert list(node.hosted) == [("t", 0)]
+
+
+@pytest.mark.parametrize("data", [b"SUB t ch\n", sized("PUB t", b"x"), sized("MPUB t", multi_body([b"x"]))])
+def test_an_unauthorized_client_creates_no_topic(data: bytes) -> None:
+    node = make_original(limits={"auth": True})
+    assert Client(node).ask(data) == f"!E_AUTH_FIRST AUTH required before {data.split()[0].decode()}"
+    assert node.hosted == {}
+
+
 def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
     clock = Clock()
     node = make_original(clock)
@@ -185,6 +200,12 @@ async def test_http_refusals(path: str, body: bytes, status: int, text: str) -> 
     web = web_of(make_original(limits={"max_msg_size": 100, "max_body_size": 1000}))
     answer = await web.post(path, content=body)
     assert (answer.status_code, answer.text) == (status, f'{{"message":"{text}"}}')
+
+
+async def test_a_topic_is_created_before_the_delay_of_its_message_is_read() -> None:
+    node = make_original()
+    answer = await web_of(node).post("/pub?topic=t&defer=x", content=b"x")
+    assert (answer.status_code, list(node.hosted)) == (400, [("t", 0)])
 
 
 async def test_topics_and_channels_over_http() -> None:

@@ -50,6 +50,13 @@ def test_the_redesigned_server_waits_the_timeout_from_the_first_message_on() -> 
     assert round(buffer.due - 1010, 6) == 0.05
 
 
+@pytest.mark.parametrize("ticking", [False, True])
+def test_without_a_timeout_messages_wait_for_a_full_buffer(ticking: bool) -> None:
+    _, buffer = _buffer(ticking=ticking, timeout=0.0)
+    assert not buffer.hold(b"message", full=False)
+    assert (buffer.urgent, buffer.due) == (False, 0.0)
+
+
 @pytest.mark.parametrize(("ticking", "due"), [(True, 0.25), (False, 0.35)])
 def test_a_message_after_a_response_in_its_own_segment_waits_as_any_other(ticking: bool, due: float) -> None:
     clock, buffer = _buffer(ticking=ticking)

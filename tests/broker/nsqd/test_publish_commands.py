@@ -126,15 +126,30 @@ def test_a_batch_leaves_unread_bytes_in_the_stream() -> None:
     assert [data for _, data in client.receive()] == [b"OK", b"E_INVALID invalid command [[78 79 80 69]]"]
 
 
+def test_an_unauthorized_client_does_not_learn_what_is_wrong_with_a_body() -> None:
+    node = make_node(limits=ServerLimits(auth=True))
+    host(node)
+    assert Client(node).ask(sized("PUB_TRACE t 0", bytes(8))) == "!E_AUTH_FIRST AUTH required before PUB"
+
+
 @pytest.mark.anyio
-async def test_a_publish_that_was_not_replicated_is_counted_as_failed() -> None:
+@pytest.mark.parametrize(
+    ("code", "leader", "answer"),
+    [
+        ("E_PUB_FAILED", True, "E_FAILED_ON_NOT_WRITABLE"),
+        ("E_PUB_FAILED", False, "E_FAILED_ON_NOT_LEADER"),
+        ("E_MPUB_FAILED", False, "E_FAILED_ON_NOT_WRITABLE"),
+    ],
+)
+async def test_a_publish_that_was_not_replicated_is_counted_as_failed(code: str, leader: bool, answer: str) -> None:
     async def refuse(_: Stored) -> None:
         raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
 
     node = make_node()
     hosted = host(node)
     hosted.replicate = refuse
+    hosted.leader = leader
     stored = hosted.partition.put([NewMessage(b"x")])
-    with pytest.raises(RequestError, match="E_FAILED_ON_NOT_WRITABLE"):
-        await commit(node, hosted, stored, hosted.epoch, "E_MPUB_FAILED")
+    with pytest.raises(RequestError, match=answer):
+        await commit(node, hosted, stored, hosted.epoch, code)
     assert (hosted.failed, node.publish_failed, hosted.waiting, hosted.partition.readable) == (1, 1, 0, 0)

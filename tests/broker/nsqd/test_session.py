@@ -43,6 +43,33 @@ def test_a_new_client_has_a_minute_for_the_magic() -> None:
     assert not client.open
 
 
+def test_a_client_is_silent_from_the_magic_on() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node, magic=False)
+    clock.seconds += 50
+    client.send(b"  V2")
+    for _ in range(2):
+        clock.seconds += 44
+        node.tick()
+        assert client.open
+    clock.seconds += 3
+    node.tick()
+    node.tick()
+    assert not client.open
+
+
+def test_a_late_heartbeat_does_not_delay_the_next() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node)
+    assert client.ask(sized("IDENTIFY", b'{"heartbeat_interval":1000}')) == "OK"
+    for seconds in (1.2, 0.8):
+        clock.seconds += seconds
+        node.tick()
+        assert client.receive() == [(0, HEARTBEAT)]
+
+
 def test_a_client_that_is_about_to_be_closed_gets_no_heartbeat() -> None:
     clock = Clock()
     node = make_node(clock)

@@ -99,6 +99,13 @@ def test_deflate_begins_behind_the_reply() -> None:
     assert session.closing
 
 
+@pytest.mark.parametrize(("channel", "size"), [("ch", 4096), ("ch#ephemeral", 100)])
+def test_the_buffer_of_a_consumer_is_enlarged_unless_its_channel_is_ephemeral(channel: str, size: int) -> None:
+    node = make_node()
+    host(node)
+    assert ready_client(node, channel=channel).session.settings.output_buffer_size == size
+
+
 def test_messages_of_an_ordered_channel_are_not_buffered() -> None:
     node = make_node()
     host(node, ordered=True)

@@ -130,7 +130,8 @@ def test_an_endless_line_ends_the_connection_silently(start: bytes, piece: int) 
 @pytest.mark.parametrize(("longest", "raw_ids"), [(MAX_LINE, True), (MAX_LINE_ORIGINAL, False)])
 def test_a_line_may_take_all_of_the_servers_buffer(longest: int, raw_ids: bool) -> None:
     line = b"x" * (longest - 1) + b"\n"
-    assert [command.words for command in read_commands([line], raw_ids=raw_ids).commands] == [[line[:-1]]]
+    for pieces in ([line], [line[:-1], line[-1:]]):
+        assert [command.words for command in read_commands(pieces, raw_ids=raw_ids).commands] == [[line[:-1]]]
     assert read_commands([b"x" + line], raw_ids=raw_ids).error is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.protocol.server.go_format import parse_int, parse_unsigned, wrap
+from nsqext.protocol.server.go_format import base10, parse_int, parse_unsigned, wrap
 from tests.support.tables import table
 
 
@@ -13,6 +13,7 @@ from tests.support.tables import table
     [
         ("0", 0),
         ("007", 7),
+        ("-" + "0" * 40 + "7", -7),
         ("+7", 7),
         ("-0", 0),
         ("9223372036854775807", (1 << 63) - 1),
@@ -46,3 +47,8 @@ def test_unsigned_numbers(text: str, value: int | None) -> None:
 @table(("number", "wrapped"), [(5, 5), ((1 << 63) - 1, (1 << 63) - 1), (1 << 63, -(1 << 63)), (1 << 64, 0), (-1, -1)])
 def test_arithmetic_wraps_at_64_bits(number: int, wrapped: int) -> None:
     assert wrap(number) == wrapped
+
+
+@table(("word", "value"), [(b"", 0), (b"07", 7), (b"18446744073709551621", 5), (b"1" + b"0" * 63 + b"7", 7)])
+def test_numbers_of_commands_wrap(word: bytes, value: int) -> None:
+    assert base10(word, "") == value

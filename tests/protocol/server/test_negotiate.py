@@ -105,6 +105,7 @@ def test_settings_granted_by_the_redesigned_server(members: dict[str, Any], name
         ({"deflate": True}, "deflate_level", 6),
         ({"deflate": True, "deflate_level": 2}, "deflate_level", 2),
         ({"deflate": True, "deflate_level": 9}, "deflate_level", 6),
+        ({"deflate_level": 2}, "deflate_level", 6),
     ],
 )
 def test_settings_granted_by_the_original_server(members: dict[str, Any], name: str, expected: float) -> None:
@@ -157,5 +158,6 @@ def test_two_compressions_are_refused(limits: ServerLimits) -> None:
 def test_layers_are_granted_as_the_server_has_them() -> None:
     assert not _identify(_REDESIGNED, tls_v1=True).tls
     assert _reply(ServerLimits(tls=True), tls_v1=True)["tls_v1"] is True
+    assert _reply(_REDESIGNED, msg_timeout=1500)["msg_timeout"] == 1500
     assert _reply(_REDESIGNED, snappy=True)["snappy"] is True
     assert _reply(ServerLimits(auth=True))["auth_required"] is True

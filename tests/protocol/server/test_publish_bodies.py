@@ -182,10 +182,11 @@ def test_a_batch_is_read_as_it_arrives() -> None:
     assert [item.body for item in reader.items] == [b"first", b"second"]
 
 
-def test_a_count_that_lies_cannot_fill_the_memory() -> None:
+@pytest.mark.parametrize(("size", "count"), [(900, 2), (3, 286)])
+def test_a_count_that_lies_cannot_fill_the_memory(size: int, count: int) -> None:
     limits = ServerLimits(max_msg_size=1000, max_body_size=2000)
     reader = BatchReader(b"MPUB", limits, _PLAIN)
-    item = pack(">i", 900) + bytes(900)
+    item = pack(">i", size) + bytes(size)
     with pytest.raises(RequestError, match="E_BAD_BODY body too big"):
-        reader.read(pack(">i", 399) + item * 3, 0)
-    assert len(reader.items) == 2
+        reader.read(pack(">i", 399) + item * (count + 1), 0)
+    assert len(reader.items) == count

@@ -30,6 +30,9 @@ SCENES = {
     "a message of the delayed queue is delivered once at a time": f"""
         {_DELAYED} a rdy 0; do requeue_delayed 30; do requeue_delayed 30; do requeue_delayed 30; a rdy 1;
         a gets m0/2; do requeue_delayed 30; a fin 2; a gets""",
+    "a message of the delayed queue that is delayed again stays in memory": f"""
+        {_DELAYED} wait 20; a gets m0/2; a req 2 20; has deferred_count=1 delayed_queue_count=1; wait 20; a gets m0/3;
+        a fin 2; has delayed_queue_count=0""",
     "delayed messages are delivered early on request": f"""
         {_DELAYED} do requeue_delayed 19; a gets; do requeue_delayed 20; a gets m0/2""",
     "a message in the delayed queue is not delivered from the queue, too": """
@@ -52,6 +55,8 @@ SCENES = {
         do set_offset virtual_queue:0; a rdy 9; a gets m0/2 m1/1; a fin 2 3; has depth=0""",
     "unfinished messages are delivered again on request": """
         a sub 9; pub m0 m1 m2; a gets m0 m1 m2; a fin 3; do redeliver_unfinished; a gets m0 m2""",
+    "a paused channel does not deliver unfinished messages again": """
+        a sub 9; pub m0; a gets m0; do set_paused True; do redeliver_unfinished; do set_paused False; a gets""",
     "messages are finished by force": """
         a sub 2; pub m0 m1 m2 m3; a gets m0 m1; do finish_forced 2; a gets m2; has in_flight_count=2; a req 3 50;
         a req 4 50; do finish_deferred; has deferred_count=0 in_flight_count=1 depth=1""",

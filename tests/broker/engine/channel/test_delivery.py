@@ -38,10 +38,14 @@ SCENES = {
         {_READ_AHEAD} do set_skipped True; has depth=4 in_flight_count=2; a fin 3; a gets A2; b gets""",
     "redeliver_unfinished: the position moves when a client of its tag has taken the message read ahead": f"""
         {_READ_AHEAD} do redeliver_unfinished; has depth=4 in_flight_count=2; a fin 3; a gets A2 A2; b gets N0 N1""",
+    "two moves of the position follow each other when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do set_offset virtual_queue:0; do set_offset special:-1; a fin 3; a gets A2; b gets""",
     "tags of clients before a change of the leader do not count": """
         given extend=True; a sub tag=A extend; channel tmp#ephemeral; pub m0@A m1@A; topic do suspend; channels ch;
         topic do resume; b sub 2 extend; b gets m0 m1""",
     "tags are ignored on plain topics": "a sub tag=A; pub m0; a gets m0",
+    "filters are ignored on plain topics": """
+        a sub ext_filter={'type':1,'filter_ext_key':'k','filter_data':'v'}; pub m0; a gets m0""",
     "clients take turns": "a sub 2; b sub 2; c sub 2; pub a b c d e f; a gets a d; b gets b e; c gets c f",
     "a limit over HTTP": """
         a sub 0; pub a b c d e f; do set_client_limit '127.' 2; a gets; a rdy 5; a gets a b;

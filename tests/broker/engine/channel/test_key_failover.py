@@ -37,8 +37,8 @@ SCENES = {
         a sub 10 extend; b sub 2 extend; keyed C1 C2 C3 D1 A1; a gets A1; b gets C1 C2; b end;
         a gets C1/1 C2/1 C3/1 D1/1""",
     "a delay blocks only its key": """
-        a sub extend; keyed A1 A2 B1; a req 2 5; a gets A1 B1; a fin 4; a gets; wait 5.1; a gets A1/2; a fin 2;
-        a gets A2""",
+        a sub extend; keyed A1 A2 B1; a req 2 5; a gets A1 B1; has held_keys=1; a fin 4; a gets; wait 5.1; a gets A1/2;
+        a fin 2; a gets A2""",
     "pause, skip and positions": """
         a sub extend; keyed A1 A2 B1; do set_paused True; a fin 2; a gets A1; do set_paused False; a gets A2;
         do set_offset msgcount:1; a gets A1; do set_skipped True; keyed C1; do set_skipped False; keyed C2;

@@ -51,7 +51,7 @@ def _refused(data: bytes, *, partitions: bool = False, identified: bool = True) 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
 def test_nsqd_registers_topics_and_channels(piece: int) -> None:
     stream = (
-        MAGIC + PING + identify(_PEER) + register("t")
+        MAGIC + PING + identify(_PEER) + b"REGISTER t \r\n"
         + register("t", "c") + b"UNREGISTER t c extra \r\n" + unregister("t#ephemeral")
     )  # fmt: skip
     parser, found = LookupdCommandParser(), []

@@ -270,8 +270,6 @@ class Coordinator:
         for replicas in list(self.replica_sets.values()) if pair in self.separated else ():
             state = replicas.state
             dropped = [name for name in pair if name != state.leader and name in state.in_sync and state.leader in pair]
-            for name in dropped:
-                replicas.forget(name)
             if dropped:
                 self.drop(replicas, dropped)
 

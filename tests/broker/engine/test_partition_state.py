@@ -304,15 +304,6 @@ def test_positions_are_counted_again_when_the_number_of_lost_messages_is_estimat
     assert again.consume(ready=5).bodies() == ["waits", "new"]
 
 
-def test_a_gap_of_the_leaders_queue_is_no_loss_of_a_replica(tmp_path: Path) -> None:
-    bench = Bench(data_path=tmp_path)
-    bench.partition.append_replica(records(1, 4))
-    bench.partition.close()
-    again = Bench(data_path=tmp_path).partition
-    assert again.recovery is not None
-    assert (again.recovery.is_damaged, again.log.whole_count, again.log.end_count) == (False, 1, 4)
-
-
 def test_a_channel_of_a_replica_is_stored_when_its_position_is_known(tmp_path: Path) -> None:
     bench = Bench(data_path=tmp_path)
     bench.publish("m0", "m1")

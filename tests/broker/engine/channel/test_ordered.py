@@ -53,7 +53,7 @@ SCENES = {
         """given delayed_threshold=1.0; a sub 5; pub m0 m1; a req 2 100; a gets m0 m1; do set_ordered True; a gets m1;
         do set_offset virtual_queue:0; a gets m0; do requeue_delayed 3600.0; a gets; a fin 2; a gets m1""",
         """given delayed_threshold=1.0; a sub 5; pub m0 m1; a req 2 30; a gets m0 m1; a fin 3; do set_ordered True;
-        wait 31; a gets; has delayed_queue_count=1 deferred_from_delay_count=0""",
+        wait 31; a gets; has delayed_queue_count=1 requeue_count=0""",
     ],
 )
 def test_a_channel_that_becomes_ordered_does_not_read_its_delayed_queue(script: str) -> None:

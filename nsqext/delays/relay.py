@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +35,10 @@ logger: logging.Logger = logging.getLogger("nsqext.delays")
 
 AT_ONCE: int = 200
 """Messages taken from the store and published together."""
+SLOW: float = 1.0
+"""Seconds after which publishes without an outcome, which hold half of the places, do not hold up other topics."""
+MOST_SLOW: int = 5
+"""How many times `AT_ONCE` are published at once while topics are slow, at most."""
 # whatever the app's settings: a record that is left out, or rejected while the store fails, is a message that is lost
 _EVERY_RECORD: HandlerSettings = {
     "max_in_flight": 2000,
@@ -101,6 +105,8 @@ class DelayRelay(Relay):
         self._keep = keep
         self._changed = Wakeup()
         self._publishing = 0
+        # when publishes began, by topic and identity, by the clock of the event loop
+        self._running: dict[str, dict[str, float]] = {}
         # until when a failed publish or store counts, by the clock of the event loop
         self._failing = self._full = 0.0
         self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
@@ -205,8 +211,9 @@ class DelayRelay(Relay):
         async with anyio.create_task_group() as tasks:
             while not self._stopping:
                 count = len(published)
-                free = AT_ONCE - self._publishing
-                began, taken = await self._in_store(partial(self._take, published[:count], free, lease))
+                slow = self._slow()
+                free = self._free(slow)
+                began, taken = await self._in_store(partial(self._take, published[:count], free, lease, slow))
                 until = anyio.current_time() + lease - (time.monotonic() - began)
                 del published[:count]
                 self._publishing += len(taken)
@@ -215,23 +222,46 @@ class DelayRelay(Relay):
                 if not taken:
                     if not self._publishing and anyio.current_time() > self._failing:
                         self.failure = None  # what failed was cancelled, or another relay tries it
-                    await self._wait(await self._in_store(lambda: self._store.next_due(time.time())))
+                    await self._wait(await self._in_store(partial(self._next_due, slow)), free)
 
-    def _take(self, published: list[str], free: int, lease: float) -> tuple[float, list[tuple[str, bytes]]]:
+    def _slow(self) -> set[str]:
+        """Return the topics whose publishes wait for long, as for a leader, if these hold half of the places."""
+        before = anyio.current_time() - SLOW
+        late = {
+            topic: sum(begun <= before for begun in running.values())
+            for topic, running in self._running.items()
+            if next(iter(running.values())) <= before  # the oldest
+        }
+        return {*late} if 2 * sum(late.values()) >= AT_ONCE else set()
+
+    def _free(self, slow: Collection[str]) -> int:
+        """Return how many messages of other topics may be published now."""
+        held = sum(len(self._running[topic]) for topic in slow)
+        return max(0, min(AT_ONCE + held, MOST_SLOW * AT_ONCE) - self._publishing)
+
+    def _next_due(self, slow: Collection[str]) -> float | None:
+        return self._store.next_due(time.time(), slow)
+
+    def _take(
+        self, published: list[str], free: int, lease: float, slow: Collection[str]
+    ) -> tuple[float, list[tuple[str, bytes]]]:
         """Call `DelayStore.take`; return when its lease began at the earliest, in monotonic seconds, and its result."""
         began = time.monotonic()
-        return began, self._store.take(published, free, time.time(), lease)
+        return began, self._store.take(published, free, time.time(), lease, slow)
 
-    async def _wait(self, due: float | None) -> None:
+    async def _wait(self, due: float | None, free: int) -> None:
         """Wait for a change, or until the next message is due."""
         pause = POLL
-        if due is not None and self._publishing < AT_ONCE:
+        if due is not None and free:
             pause = min(POLL, max(0.0, due - time.time()))
         with anyio.move_on_after(pause):
             await self._changed.wait()
 
     async def _publish(self, producer: Producer, identity: str, data: bytes, until: float) -> None:
         """Publish a message until its lease ends: then another relay publishes it."""
+        topic = _topic_of(data)
+        running = self._running.setdefault(topic, {})
+        running[identity] = anyio.current_time()
         try:
             with anyio.CancelScope(deadline=until):
                 await checkpoint_if_cancelled()  # this process may have stood still
@@ -250,12 +280,24 @@ class DelayRelay(Relay):
             await self._in_store(lambda: failed(now=time.time()))
         finally:
             self._publishing -= 1
+            running.pop(identity, None)
+            if not running and self._running.get(topic) is running:
+                del self._running[topic]
             self._changed.wake()
 
     async def _forget_old(self) -> None:
         while True:
             await self._in_store(lambda: self._store.forget(time.time() - self._keep))
             await anyio.sleep(FORGET)
+
+
+def _topic_of(data: bytes) -> str:
+    """Return the topic of a stored message; empty if it cannot be read, which its publish reports."""
+    try:
+        record, _ = decode_delay(data)
+    except ProtocolError:
+        return ""
+    return record.topic if isinstance(record, DelayedMessage) else ""
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -56,17 +56,19 @@ _FREE = "until IS NOT NULL AND (until <= :clock OR until > :clock + span)"  # a 
 _TAKE = f"""
 UPDATE delayed SET until=:clock + :lease, span=:lease, state=:state WHERE identity IN (
     SELECT identity FROM (
-        SELECT * FROM (SELECT identity, next FROM delayed WHERE next<=:due AND until IS NULL ORDER BY next LIMIT :count)
-        UNION ALL SELECT identity, next FROM delayed WHERE next<=:due AND {_FREE}
+        SELECT * FROM (
+            SELECT identity, next FROM delayed WHERE next<=:due AND until IS NULL {{0}} ORDER BY next LIMIT :count
+        )
+        UNION ALL SELECT identity, next FROM delayed WHERE next<=:due AND {_FREE} {{0}}
     ) ORDER BY next LIMIT :count
 ) RETURNING identity, record
 """  # noqa: S608
 _NEXT = f"""
 SELECT min(next) FROM (
-    SELECT min(next) AS next FROM delayed WHERE next IS NOT NULL AND until IS NULL
+    SELECT min(next) AS next FROM delayed WHERE next IS NOT NULL AND until IS NULL {{0}}
     UNION ALL
     SELECT min(CASE WHEN {_FREE} THEN next ELSE max(next, :now + 1000 * (until - :clock)) END)
-    FROM delayed WHERE until IS NOT NULL
+    FROM delayed WHERE until IS NOT NULL {{0}}
 )
 """  # noqa: S608
 # states of an unpublished message; ending: it was cancelled while a relay publishes it, and a failure is not repeated
@@ -250,7 +252,9 @@ class DelayStore:
         with self._transaction() as run:
             return run.execute("DELETE FROM refused").rowcount
 
-    def take(self, published: Sequence[str], count: int, now: float, lease: float) -> list[tuple[str, bytes]]:
+    def take(
+        self, published: Sequence[str], count: int, now: float, lease: float, without: Collection[str] = ()
+    ) -> list[tuple[str, bytes]]:
         """Record published messages; return identities and records of other messages that are due.
 
         Args:
@@ -258,6 +262,7 @@ class DelayStore:
             count: how many messages are returned, at most.
             now: seconds since 1970.
             lease: seconds until they are returned again, unless they are recorded as published or failed before.
+            without: topics that are left out.
         """
         with self._transaction() as run:
             due = int(now * 1000)
@@ -274,7 +279,8 @@ class DelayStore:
             }
             # the relay that published it was killed or does not respond
             run.execute(f"UPDATE delayed SET {_END} WHERE state=:ending AND {_FREE}", values)  # noqa: S608
-            return run.execute(_TAKE, values).fetchall()
+            left_out, topics = _left_out(without)
+            return run.execute(_TAKE.format(left_out), {**values, **topics}).fetchall()
 
     def failed(self, identity: str, error: str, now: float, pause: float, *, alone: bool) -> None:
         """Record why a message was not published, and when to try again.
@@ -305,11 +311,17 @@ class DelayStore:
         with self._transaction() as run:
             return run.execute("DELETE FROM delayed WHERE next IS NULL AND due<?", (int(before * 1000),)).rowcount
 
-    def next_due(self, now: float) -> float | None:
-        """Return when to publish the next message, in seconds since 1970 as ``now``; None if no message waits."""
+    def next_due(self, now: float, without: Collection[str] = ()) -> float | None:
+        """Return when to publish the next message, in seconds since 1970 as ``now``; None if no message waits.
+
+        Args:
+            now: seconds since 1970.
+            without: topics that are left out.
+        """
+        left_out, topics = _left_out(without)
         with self._reading() as run:
             values = {"now": now * 1000, "clock": self._clock()}
-            found: float | None = run.execute(_NEXT, values).fetchone()[0]
+            found: float | None = run.execute(_NEXT.format(left_out), {**values, **topics}).fetchone()[0]
         return None if found is None else found / 1000
 
     def count(self) -> int:
@@ -342,3 +354,10 @@ class DelayStore:
             WaitingMessage(identity, where, due / 1000, error, state != _WAITING)
             for identity, where, due, error, state in found
         ]
+
+
+def _left_out(topics: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return a condition that leaves out topics, and its values."""
+    values = {f"topic{number}": topic for number, topic in enumerate(sorted(topics))}
+    listed = ", ".join(f":{name}" for name in values)
+    return f"AND topic NOT IN ({listed})" if values else "", values

@@ -489,7 +489,7 @@ async def test_headers_are_published_as_they_are_stored(tmp_path: Path) -> None:
 
 
 async def test_a_relay_that_ends_records_what_it_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(self: DelayRelay, due: float | None) -> None:
+    async def never(self: DelayRelay, due: float | None, free: int) -> None:
         await anyio.sleep_forever()
 
     monkeypatch.setattr(DelayRelay, "_wait", never)  # it does not look again before its end
@@ -529,9 +529,9 @@ async def test_a_lease_is_longer_than_a_publish_may_take(
     producer.settings = settings
     take = DelayStore.take
 
-    def noted(store: DelayStore, published: Sequence[str], count: int, now: float, lease: float) -> Any:
+    def noted(store: DelayStore, published: Sequence[str], count: int, now: float, lease: float, *rest: Any) -> Any:
         leases.append(lease)
-        return take(store, published, count, now, lease)
+        return take(store, published, count, now, lease, *rest)
 
     monkeypatch.setattr(DelayStore, "take", noted)
     with DelayStore(tmp_path / "store") as store:
@@ -564,9 +564,9 @@ def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the times for which relays ask when a message is due."""
     looks, next_due = list[float](), DelayStore.next_due
 
-    def noted(store: DelayStore, now: float) -> float | None:
+    def noted(store: DelayStore, now: float, *rest: Any) -> float | None:
         looks.append(now)
-        return next_due(store, now)
+        return next_due(store, now, *rest)
 
     monkeypatch.setattr(DelayStore, "next_due", noted)
     return looks
@@ -641,6 +641,75 @@ async def test_a_publish_that_takes_long_does_not_delay_what_is_due_next(
             store.add([(DelayedMessage(identity=identity, topic="t", due=due), identity.encode())])
         async with scripted(store, producer):
             await eventually(lambda: producer.publishing == [b"now", b"soon"], DEADLINE)
+
+
+async def test_messages_of_a_topic_without_a_leader_hold_up_no_other_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They held all places until their publishes failed, after 30 seconds."""
+    monkeypatch.setattr(relay, "AT_ONCE", 2)
+    monkeypatch.setattr(relay, "SLOW", 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.05)
+
+    class Leaderless(Scripted):
+        async def publish(self, topic: str, body: bytes, **parts: object) -> None:
+            if topic == "up":
+                self.published.append(body)
+            else:
+                await super().publish(topic, body, **parts)
+
+    producer, looks = Leaderless(), looks_of(monkeypatch)
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity=str(one), topic="down", due=1 + one), b"%d" % one) for one in range(5)])
+        store.add([(DelayedMessage(identity=f"up{one}", topic="up", due=9), b"up") for one in range(3)])
+        async with scripted(store, producer):
+            await eventually(lambda: producer.published == [b"up"] * 3, DEADLINE)
+            assert producer.publishing == [b"0", b"1"], "the topic has no more than its places"
+            before = len(looks)
+            await anyio.sleep(0.2)
+            assert len(looks) - before < 20, "what is due and has to wait is not looked for all the time"
+            producer.may_end.set()
+            await eventually(lambda: not store.count(), DEADLINE)
+    assert producer.most == 2
+
+
+async def test_topics_that_are_slow_take_a_bounded_number_of_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "AT_ONCE", 2)
+    monkeypatch.setattr(relay, "MOST_SLOW", 3)
+    monkeypatch.setattr(relay, "SLOW", 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.01)
+    producer, looks = Scripted(), looks_of(monkeypatch)
+    with DelayStore(tmp_path / "store") as store:
+        names = [f"{topic}{one}" for topic in "abcdef" for one in range(2)]
+        store.add([(DelayedMessage(identity=name, topic=name[0], due=1), name.encode()) for name in names])
+        async with scripted(store, producer):
+            await eventually(lambda: len(producer.publishing) == 6, DEADLINE)
+            before = len(looks)
+            await eventually(lambda: len(looks) > before + 20, DEADLINE)
+            assert producer.most == 6
+            producer.may_end.set()
+            await eventually(lambda: not store.count(), DEADLINE)
+
+
+async def test_a_few_slow_publishes_of_a_topic_do_not_delay_its_other_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its partitions may have no leader."""
+    monkeypatch.setattr(relay, "AT_ONCE", 5)
+    monkeypatch.setattr(relay, "SLOW", 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.01)
+    producer, looks = Scripted(), looks_of(monkeypatch)
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity=str(one), topic="t", due=1), b"%d" % one) for one in range(2)])
+        async with scripted(store, producer):
+            await eventually(lambda: len(producer.publishing) == 2, DEADLINE)
+            await anyio.sleep(0.1)
+            before = len(looks)
+            await eventually(lambda: len(looks) > before + 2, DEADLINE)
+            store.add([(DelayedMessage(identity="later", topic="t", due=2), b"later")])
+            await eventually(lambda: b"later" in producer.publishing, DEADLINE)
 
 
 async def test_a_message_that_another_process_adds_is_published_soon(

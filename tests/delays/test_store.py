@@ -128,6 +128,19 @@ def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: 
         assert identities(store, 80.0) == ["a"]
 
 
+def test_topics_are_left_out(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store", clock=lambda: 0.0) as store:
+        for number, topic in enumerate("tuv", 1):
+            store.add([(DelayedMessage(identity=topic, topic=topic, due=1000 * number), b"x")])
+        assert store.next_due(9.0, {"t", "u"}) == 3.0
+        assert store.next_due(9.0, ["t", "u", "v"]) is None
+        assert sorted(identity for identity, _ in store.take([], 9, 9.0, -1.0, {"t"})) == ["u", "v"]
+        found = store.take([], 9, 9.0, 5.0, ["u"])
+        assert sorted(identity for identity, _ in found) == ["t", "v"], "also if a lease is over"
+        assert store.next_due(9.0, {"u"}) == 14.0
+        assert store.next_due(9.0, {"t", "u", "v"}) is None
+
+
 def test_a_failure_changes_neither_messages_that_are_published_now_nor_later_messages(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as store:
         store.add([(message("a", 1.0), b""), (message("now", 2.0), b""), (message("later", 13.001), b"")])

@@ -23,6 +23,7 @@ from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.store import LONGEST_LEASE, MOST_BYTES
 from nsqext.transactions.trace_context import without_active_span
+from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from nsqext import Producer
@@ -185,23 +186,62 @@ class OutboxRelay(Relay):
             if not self._resting:  # what failed was cancelled, or published by another relay
                 self.failure = None
             return False
-        by_topic: dict[str, list[OutboxRow]] = {}
-        for row in rows:
-            by_topic.setdefault(row.topic, []).append(row)
         errors: list[Exception] = []
         until = began + timeout
         with anyio.CancelScope(deadline=began + lease - MARGIN) as leased:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._renew, shards, lease, leased, errors)
-                async with anyio.create_task_group() as publishes:
-                    for topic, listed in by_topic.items():
-                        publishes.start_soon(self._publish, producer, topic, listed, until, timeout, errors)
+                await self._publish_rows(producer, shards, rows, until, timeout, errors)
                 tasks.cancel_scope.cancel()
         if errors:
             raise errors[0]
         if leased.cancelled_caught:
             logger.warning("the lease of the outbox could not be renewed: messages may be published twice")
         return True
+
+    async def _publish_rows(
+        self,
+        producer: Producer,
+        shards: Sequence[int],
+        rows: Sequence[OutboxRow],
+        until: float,
+        timeout: float,
+        errors: list[Exception],
+    ) -> None:
+        """Publish messages; while a topic takes long, as without a leader, publish what other topics have meanwhile."""
+        running: dict[str, list[int]] = {}  # sequences that are published now, by topic
+        ended = Wakeup()
+
+        async def publish(topic: str, listed: Sequence[OutboxRow]) -> None:
+            try:
+                await self._publish(producer, topic, listed, until, timeout, errors)
+            finally:
+                del running[topic]
+                ended.wake()
+
+        async with anyio.create_task_group() as publishes:
+            while True:
+                by_topic: dict[str, list[OutboxRow]] = {}
+                for row in rows:
+                    by_topic.setdefault(row.topic, []).append(row)
+                for topic, listed in by_topic.items():
+                    running[topic] = [row.sequence for row in listed]
+                    publishes.start_soon(publish, topic, listed)
+                full = len(rows) >= self._batch
+                with anyio.move_on_after(min(self._poll, _SLICE)):
+                    await ended.wait()
+                    while running and not full:
+                        await ended.wait()
+                if not running or errors or self._stopping or anyio.current_time() >= until:
+                    return
+                without, now = {*self._resting, *running}, [one for listed in running.values() for one in listed]
+                try:
+                    rows = await to_thread.run_sync(
+                        self._store.rows, shards, without, self._batch, MOST_BYTES, self._owner, now
+                    )
+                except Exception as error:
+                    errors.append(error)
+                    return
 
     async def _renew(
         self, shards: Sequence[int], lease: float, leased: anyio.CancelScope, errors: list[Exception]

@@ -288,6 +288,7 @@ class OutboxStore:
         count: int,
         size: int = MOST_BYTES,
         owner: str | None = None,
+        running: Collection[int] = (),
     ) -> list[OutboxRow]:
         """Return the first messages of parts of the outbox, in the order in which they were added.
 
@@ -298,6 +299,7 @@ class OutboxStore:
             size: bytes of their bodies, at most; a longer body is returned alone.
             owner: the relay that publishes them until its next `lease`: a cancellation is too late. Without a lease,
                 nothing is returned.
+            running: sequences of messages that the relay publishes already.
         """
         parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
         columns = _COLUMNS.format(DIALECTS[self.dialect]["bytes"])
@@ -318,7 +320,7 @@ class OutboxStore:
                 {**values, "last": last},
             )
             if owner is not None:
-                publishing = orjson.dumps([row[0] for row in found]).decode()
+                publishing = orjson.dumps([*running, *(row[0] for row in found)]).decode()
                 if not self._run(_PUBLISHING, {"publishing": publishing, "owner": owner}):
                     return []
         return [OutboxRow(*row) for row in found]

@@ -21,6 +21,7 @@ import pytest
 from psycopg import sql
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
+from nsqext.app.relay import Cancellation
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, InvalidState, PublishFailed
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
@@ -1035,6 +1036,91 @@ async def test_a_topic_that_takes_long_does_not_delay_others(database: str) -> N
     with OutboxStore(database) as store:
         async with publishing(store, Scripted(publish)):
             await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+
+
+@one_database
+async def test_what_is_added_while_a_topic_takes_long_is_published_at_once(database: str) -> None:
+    """It waited until the publish to a topic without a leader had failed, after 30 seconds."""
+    slow, may_end = anyio.Event(), anyio.Event()
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if topic == "slow":
+            slow.set()
+            await may_end.wait()
+
+    fill(database, "slow", 2, 4)
+    producer = Scripted(publish)
+    producer.settings = {"timeout": str(2 * _SECONDS)}
+    with OutboxStore(database) as store:
+        identity = store.waiting()[0].identity
+        async with publishing(store, producer) as relay:
+            await slow.wait()
+            for number in range(3):
+                fill(database, "fast", 1, 4)
+                await eventually(lambda: relay.statistics().published == number + 1, _SECONDS)  # noqa: B023
+            fill(database, "slow", 1, 4)
+            assert store.cancel(identity) is Cancellation.TOO_LATE, "it is being published"
+            may_end.set()
+            await eventually(lambda: relay.statistics().published == 6, _SECONDS)
+    slow_calls = [len(bodies) for topic, bodies in producer.calls if topic == "slow"]
+    assert slow_calls == [2, 1], "one publish of a topic at a time"
+
+
+@one_database
+async def test_what_many_topics_have_is_not_read_by_the_clock_while_one_takes_long(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that was full is followed by the next one as soon as a topic is done."""
+    monkeypatch.setattr("nsqext.transactions.relay._SLICE", 2.0 * _SECONDS)
+    fast = anyio.Event()
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if topic == "slow":
+            await fast.wait()
+        elif messages[0].body.startswith(b"last"):
+            fast.set()
+
+    fill(database, "slow", 1, 4)
+    fill(database, "fast", 3, 4)
+    with closing(connect(database)) as connection:
+        Outbox().add(connection, "fast", b"last")
+        connection.commit()
+    producer = Scripted(publish)
+    producer.settings = {"timeout": str(4 * _SECONDS)}
+    with OutboxStore(database) as store, anyio.fail_after(_SECONDS):
+        relay = OutboxRelay(store, batch=2, poll=2.0 * _SECONDS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, cast("Any", producer))
+            await fast.wait()
+            tasks.cancel_scope.cancel()
+
+
+@one_database
+async def test_a_database_that_fails_while_a_topic_takes_long_is_an_outage(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.01)
+    slow, failed, rows = anyio.Event(), anyio.Event(), OutboxStore.rows
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        slow.set()
+        await failed.wait()
+
+    def fail_once(store: OutboxStore, *arguments: Any) -> list[OutboxRow]:
+        if slow.is_set() and not failed.is_set():
+            anyio.from_thread.run_sync(failed.set)
+            raise sqlite3.OperationalError("locked")
+        return rows(store, *arguments)
+
+    monkeypatch.setattr(OutboxStore, "rows", fail_once)
+    fill(database, "t", 1, 4)
+    producer = Scripted(publish)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer) as relay:
+            await eventually(lambda: relay.statistics().published == 1, _SECONDS)
+            fill(database, "t", 1, 4)
+            await eventually(lambda: relay.statistics().published == 2, _SECONDS)
+    assert len(producer.calls) == 2, "nothing is published twice"
 
 
 @one_database

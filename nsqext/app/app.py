@@ -74,6 +74,8 @@ class App(Router, Runnable):
         UnknownSetting: the error suggests a known name.
     """
 
+    runs = True
+
     def __init__(
         self,
         lookupd: str | Sequence[str] | Lookup = (),
@@ -246,6 +248,10 @@ class App(Router, Runnable):
                 refuse_shared(spec, other)
         self._consumers.append(self._consumer_of(spec))  # raises for invalid options
         super()._add(spec)
+
+    def _remove_from(self, index: int) -> None:
+        super()._remove_from(index)
+        del self._consumers[index:]
 
     @property
     def _running(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
 
 from attrs import field, frozen
 
@@ -65,6 +65,8 @@ class Router:
 
     What is added behind that would not run: it raises `InvalidState`.
     """
+
+    runs: ClassVar[bool] = False  #: whether it is an app
 
     def __init__(self) -> None:
         self.specs: list[HandlerSpec] = []
@@ -163,6 +165,10 @@ class Router:
     def _add(self, spec: HandlerSpec) -> None:
         self.specs.append(spec)
 
+    def _remove_from(self, index: int) -> None:
+        """Remove the handlers from an index on."""
+        del self.specs[index:]
+
     def _check_changeable(self) -> None:
         """Raise `InvalidState` if no handler can be added any more."""
         if self.included:
@@ -249,19 +255,29 @@ class Router:
         return function
 
     def include_router(self, router: Router) -> None:
-        """Add the handlers, publishers, declared topics and lifespans of a router.
+        """Add the handlers, publishers, declared topics and lifespans of a router; all, or after an error nothing.
 
         Raises:
-            InvalidSetting: no router, this router, or a handler that receives the same messages as another handler.
+            InvalidSetting: no router, an app, this router, or a handler that receives the same messages as another one.
             InvalidState: the app is running, or this router was included.
         """
         if not isinstance(router, Router):
             raise InvalidSetting(f"{router!r} is not a router", hint="give an object of nsqext.Router")
         if router is self:
             raise InvalidSetting("a router cannot include itself")
+        if router.runs:
+            raise InvalidSetting(
+                "an app cannot be included: its settings, middleware and readiness checks would have no effect",
+                hint="collect the handlers in an nsqext.Router, which several apps can include",
+            )
         self._check_changeable()
-        for spec in router.specs:
-            self._add(spec)
+        before = len(self.specs)
+        try:
+            for spec in router.specs:
+                self._add(spec)
+        except BaseException:
+            self._remove_from(before)
+            raise
         for function, topics in router.publishers.items():
             self.publishers.setdefault(function, []).extend(topics)
         self.published.extend(router.published)

@@ -84,6 +84,39 @@ async def test_publishers_of_several_routers_add_up() -> None:
     assert app.publishers[nothing] == ["first", "second"]
 
 
+async def test_a_router_that_is_refused_leaves_nothing_behind() -> None:
+    """Its first handlers stayed, so that the corrected router was refused, too."""
+
+    async def first(message: Message) -> None: ...
+
+    def make(*topics: str) -> Router:
+        router = Router()
+        for topic in topics:
+            router.handler(topic, "ch")(first)
+        router.publisher("results")(first)
+        return router
+
+    app = App("127.0.0.1:1")
+    app.handler("orders", "ch")(nothing)
+    with pytest.raises(InvalidSetting, match="two handlers consume orders/ch"):
+        app.include_router(make("refunds", "orders"))
+    assert len(app.specs) == 1
+    assert first not in app.publishers
+    assert [consumer.topics for consumer in app.consumers] == [("orders",)]
+    app.include_router(make("refunds", "bills"))
+    assert [consumer.topics for consumer in app.consumers] == [("orders",), ("refunds",), ("bills",)]
+
+
+async def test_an_app_cannot_be_included() -> None:
+    """Its middleware and readiness checks were left out without a word."""
+    inner = App("127.0.0.1:1", middleware=[Deduplicate()])
+    inner.handler("orders", "ch")(nothing)
+    for outer in (App("127.0.0.1:1"), Router()):
+        with pytest.raises(InvalidSetting, match="an app cannot be included"):
+            outer.include_router(inner)
+        assert outer.specs == []
+
+
 async def test_nothing_is_added_to_a_router_that_was_included() -> None:
     """It would not run, while the app is ready."""
     inner, outer, app = Router(), Router(), App("127.0.0.1:1")

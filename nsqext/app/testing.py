@@ -115,7 +115,8 @@ class _Recorder(Middleware):
         else:
             for message in publishing.messages:
                 self._check(publishing, message)
-            receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
+            receipt = Receipt(publishing.topic, publishing.partition or 0, _TestOwner.node)
+            publishing.receipts = receipts = [receipt] * len(publishing.messages)
         self._record(publishing, receipts)
         return receipts
 
@@ -235,8 +236,10 @@ class AppTest:
                 await self._app.start_middleware()
         except BaseException:
             self._entered = False
-            await self._stack.aclose()
-            self._app.use_test(None)
+            try:
+                await self._stack.aclose()
+            finally:
+                self._app.use_test(None)
             raise
         return self
 

@@ -141,6 +141,33 @@ async def test_an_app_whose_test_could_not_begin_is_tested_again() -> None:
     assert ended[1:] == [KeyError]
 
 
+async def test_an_app_is_tested_again_after_a_lifespan_that_fails_at_its_end_too() -> None:
+    """The next test was refused: the app was being tested already."""
+    app, failing = App("127.0.0.1:1"), [True]
+
+    @app.lifespan
+    async def ends_badly(_: App) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if failing:
+                raise OSError("cannot be closed")
+
+    @app.lifespan
+    async def begins_badly(_: App) -> AsyncIterator[None]:
+        if failing:
+            raise ZeroDivisionError
+        yield
+
+    with pytest.raises(OSError, match="cannot be closed") as caught:
+        async with app.test():
+            raise AssertionError("it began")
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+    failing.clear()
+    async with app.test() as test:
+        assert test.published == []
+
+
 async def test_middleware_of_several_handlers_is_started_once() -> None:
     class Starting(Middleware):
         started = 0
@@ -183,6 +210,22 @@ async def test_a_publish_is_recorded_as_middleware_sends_it() -> None:
     async with app.test() as test:
         await app.publish("orders", b"4711")
     assert [one.body for one in test.published] == [b"***"]
+
+
+async def test_middleware_sees_the_receipts_of_a_publish_with_an_address() -> None:
+    ports: list[int] = []
+
+    class Ports(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+            receipts = await send_next(publishing)
+            assert receipts == publishing.receipts
+            ports.extend(int(receipt.node.rpartition(":")[2]) for receipt in publishing.receipts)
+            return receipts
+
+    app = App(NOWHERE, middleware=[Ports()])
+    async with app.test():
+        assert (await app.publish("copies", b"1", partition=3)).partition == 3
+    assert ports == [4150]
 
 
 async def test_a_publish_that_the_producer_of_the_app_would_refuse_is_an_error() -> None:

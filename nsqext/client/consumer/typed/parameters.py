@@ -70,9 +70,10 @@ class _Dependency:
         self.function = function
         self.arguments = arguments
         self.manager: Callable[..., Any] | None = None
-        if inspect.isasyncgenfunction(function):
+        called: Any = type(function).__call__  # of an object that is called as a function
+        if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(called):
             self.manager = asynccontextmanager(function)
-        elif inspect.isgeneratorfunction(function):
+        elif inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(called):
             self.manager = contextmanager(function)
 
     @property

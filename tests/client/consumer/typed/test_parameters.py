@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Optional
 
 import attrs
@@ -250,6 +250,31 @@ async def test_a_dependency_of_each_kind_is_called_once_for_each_message(kind: s
     events.clear()
     assert await result(plan_call(two)) == (Order(7), "of k", "other of k")
     assert events == ["begin", "handle", *ends]
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+async def test_a_dependency_may_be_an_object_whose_call_is_a_generator(kind: str) -> None:
+    """The handler received the generator, which never ran."""
+    events: list[str] = []
+
+    class Resource:
+        def __call__(self, key: Key) -> Iterator[str]:
+            yield f"of {key}"
+            events.append("end")
+
+    class AsyncResource:
+        async def __call__(self, key: Key) -> Any:
+            yield f"of {key}"
+            events.append("end")
+
+    resource: Callable[..., Any] = Resource() if kind == "generator" else AsyncResource()
+
+    async def handle(value: Annotated[str, Depends(resource)]) -> str:
+        events.append("handle")
+        return value
+
+    assert await result(plan_call(handle)) == "of k"
+    assert events == ["handle", "end"]
 
 
 async def test_a_dependency_may_ask_for_the_message_more_than_once() -> None:

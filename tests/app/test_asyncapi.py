@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import attrs
@@ -46,6 +47,13 @@ class Invoice(pydantic.BaseModel):
     cents: int = pydantic.Field(gt=0, description="the price")
     before: Invoice | None = None
     place: tuple[int, str] = (0, "")
+
+
+@dataclass
+class Receipt:
+    invoice: Invoice
+    others: dict[str, Invoice]
+    folder: PurePath | None = None  # no value of JSON
 
 
 class Cat(msgspec.Struct, tag=True):
@@ -200,6 +208,7 @@ def test_handlers_of_messages_and_batches_leave_the_body_open() -> None:
         (Invoice, Invoice(cents=3, before=Invoice(cents=1))),
         (list[Invoice], [Invoice(cents=3)]),
         (Cat | Dog, Dog("x")),
+        (Receipt, Receipt(Invoice(cents=3, before=Invoice(cents=1)), {"a": Invoice(cents=2)})),
         (dict[str, list[int]], {"a": [1]}),
         (Any, {"a": [1]}),
     ],

@@ -277,3 +277,94 @@ def test_fields_that_begin_with_an_underscore_are_refused_in_both_directions() -
         encode_body(Around([Private(1)]))
     with pytest.raises(InvalidSetting, match="the field _total of Private begins with an underscore"):
         decode_body(b"{}", Around)
+    values: list[object] = [[Private(1)], {"a": Private(1)}, (1, Private(1))]
+    for value in values:
+        with pytest.raises(InvalidBody, match="the field _total of Private begins with an underscore"):
+            encode_body(value)
+
+
+@dataclasses.dataclass
+class Team:
+    name: str
+    members: list[Person] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Person:
+    name: str
+    team: Team | None = None
+
+
+class PydanticTeam(pydantic.BaseModel):
+    members: list[PydanticPerson] = []
+
+
+class PydanticPerson(pydantic.BaseModel):
+    team: PydanticTeam | None = None
+
+
+def test_classes_that_contain_each_other_survive_a_round_trip() -> None:
+    values = (Team("a", [Person("b", Team("c"))]), PydanticTeam(members=[PydanticPerson(team=PydanticTeam())]))
+    for value in values:
+        assert returned(value, type(value)) == value
+
+
+class StrictModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    at: datetime.datetime = pydantic.Field(alias="placedAt")
+
+
+@dataclasses.dataclass
+class DataclassAround:
+    model: StrictModel
+    models: dict[str, list[StrictModel]]
+    missing: StrictModel | None = None
+
+
+@attrs.frozen
+class AttrsAround:
+    model: StrictModel
+
+
+class StructAround(msgspec.Struct):
+    model: StrictModel
+
+
+@given(TIMES)
+def test_members_that_are_pydantic_models_survive_a_round_trip(at: datetime.datetime) -> None:
+    model = StrictModel(placedAt=at)
+    values: tuple[object, ...] = (
+        DataclassAround(model, {"a": [model]}),
+        AttrsAround(model),
+        StructAround(model),
+        {"a": [AttrsAround(model)]},
+    )
+    for value in values[:3]:
+        assert returned(value, type(value)) == value
+    assert returned(values[3], dict[str, list[AttrsAround]]) == values[3]
+
+
+def test_a_member_that_is_no_valid_model_is_named_without_its_value() -> None:
+    with pytest.raises(ValueError, match=r"datetime.*`placedAt`.*\$\.model") as caught:
+        decode_body(b'{"model": {"placedAt": "secret"}}', AttrsAround)
+    assert "secret" not in str(caught.value)
+
+
+def test_hints_that_are_unknown_where_a_body_is_encoded_do_not_matter() -> None:
+    class Local:
+        pass
+
+    @dataclasses.dataclass
+    class Order:
+        id: int
+        local: Local | None = None
+
+    assert encode_body(Order(1)) == b'{"id":1,"local":null}'
+
+
+def test_values_that_contain_themselves_are_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(InvalidBody, match=r"a list cannot be encoded as a body: .*recursion"):
+        encode_body(endless)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -40,14 +41,15 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
         return _pydantic_decoder(kind)
     try:
         described = msgspec.inspect.type_info(kind)
-        decoder = msgspec.json.Decoder(kind)
+        decoder = msgspec.json.Decoder(kind, dec_hook=_decode_other)
     except (TypeError, NameError, AttributeError) as error:
         raise _unknown(kind, str(error)) from None
     if isinstance(described, msgspec.inspect.CustomType):
         raise _unknown(kind, "it is not a type of JSON values")
     try:
         for part in _parts(kind):
-            _check_names(part)
+            if isinstance(part, type):
+                _check_names(part)
     except TypeError as error:
         raise _unknown(kind, str(error)) from None
     return decoder.decode
@@ -76,7 +78,7 @@ def encode_body(value: object) -> bytes:
 
     Raises:
         InvalidBody: JSON cannot express the value, or it would be decoded as another value: a float that is not finite,
-            an alias only for serialization, an excluded required field.
+            an alias only for serialization, an excluded required field, a private field.
     """
     if isinstance(value, bytes):
         return value
@@ -92,15 +94,15 @@ def encode_body(value: object) -> bytes:
     try:
         if isinstance(value, str):
             return value.encode()
-        if _is_pydantic(kind):
+        if is_pydantic(kind):
             body: bytes = _pydantic_adapter(kind).dump_json(value, **_DUMP)
         else:
-            _check_names(kind)
+            _check_parts(value)
             body = msgspec.json.encode(value, enc_hook=_encode_other)
         if b"null" in body:
             _check_finite(value)
         return body
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
         raise InvalidBody(
             f"a {type(value).__qualname__} cannot be encoded as a body: {error}",
             hint="publish bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object",
@@ -130,10 +132,11 @@ def uses_pydantic(kind: Any) -> bool:
     pydantic = sys.modules.get("pydantic")  # types of pydantic exist only after its import
     if pydantic is None:
         return False
-    return any(_is_pydantic(part) for part in _parts(kind))
+    return any(is_pydantic(part) for part in _parts(kind))
 
 
-def _is_pydantic(kind: Any) -> bool:
+def is_pydantic(kind: Any) -> bool:
+    """Return whether a type is a pydantic model or dataclass."""
     return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
 
 
@@ -153,9 +156,19 @@ def _pydantic_decoder(kind: Any) -> BodyDecoder:
     return decode
 
 
+@lru_cache(maxsize=256)
+def _member_decoder(kind: Any) -> BodyDecoder:
+    return _pydantic_decoder(kind)
+
+
+def _decode_other(kind: Any, value: object) -> object:
+    """Return a member of a type that msgspec does not know, such as a pydantic model in a dataclass."""
+    return _member_decoder(kind)(msgspec.json.encode(value)) if is_pydantic(kind) else value
+
+
 def _encode_other(value: object) -> object:
     kind: Any = type(value)
-    if not _is_pydantic(kind):
+    if not is_pydantic(kind):
         raise TypeError(f"{kind.__qualname__} is not a JSON value")
     return _pydantic_adapter(kind).dump_python(value, mode="json", **_DUMP)
 
@@ -168,38 +181,55 @@ def _pydantic_adapter(kind: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_aliases(kind: Any) -> None:
-    """Raise TypeError if validation does not accept the names that serialization writes."""
-    fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
-    for name, field in fields.items():
-        if field.exclude and field.is_required():
-            raise TypeError(f"the required field {name} of {kind.__qualname__} is excluded from serialization")
-        written, read = field.serialization_alias or name, field.validation_alias
-        choices = getattr(read, "choices", [read])
-        accepted = {name, *(choice for choice in choices if isinstance(choice, str))}
-        if written not in accepted:
-            raise TypeError(
-                f"the field {name} of {kind.__qualname__} is written as {written!r}, which validation does not accept; "
-                f"add it to validation_alias"
-            )
-        for part in _parts(field.annotation):
-            if _is_pydantic(part) and part is not kind:
-                _check_aliases(part)
+    """Raise TypeError if validation does not accept the names that serialization writes, also of nested models."""
+    waiting, checked = [kind], set[Any]()
+    while waiting:
+        one = waiting.pop()
+        if one in checked:  # models may contain each other
+            continue
+        checked.add(one)
+        fields = getattr(one, "model_fields", None) or getattr(one, "__pydantic_fields__", {})
+        for name, field in fields.items():
+            if field.exclude and field.is_required():
+                raise TypeError(f"the required field {name} of {one.__qualname__} is excluded from serialization")
+            written, read = field.serialization_alias or name, field.validation_alias
+            choices = getattr(read, "choices", [read])
+            accepted = {name, *(choice for choice in choices if isinstance(choice, str))}
+            if written not in accepted:
+                raise TypeError(
+                    f"the field {name} of {one.__qualname__} is written as {written!r}, which validation does not "
+                    "accept; add it to validation_alias"
+                )
+            waiting += filter(is_pydantic, _parts(field.annotation))
 
 
 @lru_cache(maxsize=256)
-def _check_names(kind: Any) -> None:
+def _check_names(kind: type) -> None:
     """Raise TypeError if a field of a dataclass or attrs class, also nested, has a private name."""
-    fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
-    if not isinstance(kind, type) or fields is None:
-        return
-    names = list(fields) if isinstance(fields, Mapping) else [field.name for field in fields]
-    for name in names:
-        if name.startswith("_"):
-            raise TypeError(f"the field {name} of {kind.__qualname__} begins with an underscore and is not encoded")
-    for hint in get_type_hints(kind).values():
-        for part in _parts(hint):
-            if part is not kind:
-                _check_names(part)
+    waiting, checked = [kind], set[type]()
+    while waiting:
+        one = waiting.pop()
+        fields: Any = getattr(one, "__dataclass_fields__", None) or getattr(one, "__attrs_attrs__", None)
+        if fields is None or one in checked:  # classes may contain each other
+            continue
+        checked.add(one)
+        for name in list(fields) if isinstance(fields, Mapping) else [field.name for field in fields]:
+            if name.startswith("_"):
+                raise TypeError(f"the field {name} of {one.__qualname__} begins with an underscore and is not encoded")
+        with suppress(NameError):  # of a class in a function, or imported for type checkers only
+            for hint in get_type_hints(one).values():
+                waiting += [part for part in _parts(hint) if isinstance(part, type)]
+
+
+def _check_parts(value: object) -> None:
+    """Raise TypeError if a field of a value, or of the values of a list or dict, is not encoded."""
+    parts: Iterable[object] = (value,)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = value
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    for kind in set(map(type, parts)):
+        _check_names(kind)
 
 
 def _check_finite(value: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
-from nsqext.client.consumer.typed.body import body_decoder, uses_pydantic
+from nsqext.client.consumer.typed.body import body_decoder, is_pydantic, uses_pydantic
 
 Schema = dict[str, Any]
 
@@ -47,15 +47,15 @@ def body_schemas(kinds: Sequence[Any], place: str) -> BodySchemas:
         bodies.append(_TEXTS[kind][1] if kind in (bytes, str) else {})
         if kind not in (bytes, str, Any, object):
             (models if uses_pydantic(kind) else others).append(number)
-    described, definitions = msgspec.json.schema_components(
-        [kinds[number] for number in others], ref_template=place + "{name}"
-    )
-    if models:
-        chosen = [kinds[number] for number in models]
-        more, named = _of_pydantic(chosen, place, "")
-        if named.keys() & definitions.keys():
-            more, named = _of_pydantic(chosen, place, ".pydantic")
-        described, definitions = (*described, *more), {**definitions, **named}
+    plain = [kinds[number] for number in others]
+    inner = _models_in(plain)
+    chosen = [*inner, *(kinds[number] for number in models)]
+    for ending in ("", ".pydantic"):
+        found, named = _of_pydantic(chosen, place, ending)
+        described, definitions = _of_msgspec(plain, place, dict(zip(inner, found[: len(inner)], strict=True)))
+        if not named.keys() & definitions.keys():
+            break
+    described, definitions = [*described, *found[len(inner) :]], {**definitions, **named}
     for number, schema in zip((*others, *models), described, strict=True):
         bodies[number] = schema
     return BodySchemas(
@@ -64,8 +64,27 @@ def body_schemas(kinds: Sequence[Any], place: str) -> BodySchemas:
     )
 
 
+def _models_in(kinds: Sequence[Any]) -> list[Any]:
+    """Return the models of pydantic that dataclasses, attrs classes and structs contain."""
+    found: dict[Any, Schema] = {}
+    _of_msgspec(kinds, "", found)
+    return [kind for kind in found if is_pydantic(kind)]
+
+
+def _of_msgspec(kinds: Sequence[Any], place: str, others: dict[Any, Schema]) -> tuple[list[Schema], dict[str, Schema]]:
+    """Return the schemas of types, and of their classes; ``others`` has those of classes that msgspec does not know."""
+    bodies, named = msgspec.json.schema_components(
+        kinds,
+        ref_template=place + "{name}",
+        schema_hook=lambda kind: others.setdefault(kind, {"title": kind.__name__}),
+    )
+    return list(bodies), named
+
+
 def _of_pydantic(kinds: Sequence[Any], place: str, ending: str) -> tuple[list[Schema], dict[str, Schema]]:
     """Return the schemas of types with models, and of their classes, whose names get an ending."""
+    if not kinds:
+        return [], {}
     pydantic = sys.modules["pydantic"]
     # bodies have what validation accepts
     given = [(str(number), "validation", pydantic.TypeAdapter(kind)) for number, kind in enumerate(kinds)]

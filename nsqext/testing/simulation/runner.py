@@ -17,7 +17,9 @@ import anyio
 from nsqext.arguments import check_flags, check_number, check_time
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.message import HandlerSignal
+from nsqext.client.events import ClientEvents
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
@@ -31,6 +33,11 @@ from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
+
+    from nsqext.client.consumer.handlers.workers import AnyHandler
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import DeadLetterHook
+    from nsqext.client.events import ClientEvent
 
 
 class ClientProcess(NotedCalls):
@@ -172,7 +179,8 @@ def simulate(
     """Run a scenario once for each seed, in a new simulated world.
 
     The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the seed's
-    faults with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``, also in a handler.
+    faults with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``, also in a handler,
+    in a callback of ``on_event`` and in the function ``dead_letter``.
     Other errors of handlers fail no scenario, as their messages are delivered again: see `Run.handler_errors`.
 
     Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio.
@@ -333,22 +341,50 @@ def run_seed(
 
 @contextmanager
 def _noted_handlers(raised: Counter[str], failures: list[BaseException]) -> Iterator[None]:
-    """Count what handlers of this thread raise; failed assertions are failures."""
+    """Count what handlers of this thread raise; failed assertions, also of callbacks and dead_letter, are failures."""
     simulation = threading.get_ident()
+    start_workers, add = ReceiverQueues.start_workers, ClientEvents.add
+
+    def note(error: BaseException) -> None:
+        if threading.get_ident() == simulation and (failed := failed_assertion(error)) is not None:
+            failures.append(failed)
 
     def noting(answer: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         async def answer_failed(policy: FailurePolicy, messages: object, error: Exception) -> None:
             if threading.get_ident() == simulation and not isinstance(error, HandlerSignal):
                 raised[error_text(error)] += 1
-                if (failed := failed_assertion(error)) is not None:
-                    failures.append(failed)
+            note(error)
             await answer(policy, messages, error)
 
         return answer_failed
 
+    def noting_start(queues: ReceiverQueues, handler: AnyHandler, dead_letters: DeadLetterHook | None) -> None:
+        async def noting_hook(message: Message, error: Exception | None) -> None:
+            try:
+                if dead_letters is not None:
+                    await dead_letters(message, error)
+            except Exception as own:
+                note(own)
+                raise
+
+        start_workers(queues, handler, None if dead_letters is None else noting_hook)
+
+    def noting_add(events: ClientEvents, callback: Callable[[ClientEvent], object]) -> None:
+        def noted(event: ClientEvent) -> None:
+            try:
+                callback(event)
+            except Exception as error:
+                note(error)
+                raise
+
+        add(events, callback)  # checks it
+        events.callbacks[-1] = noted
+
     with (
         patch.object(FailurePolicy, "failed", noting(FailurePolicy.failed)),
         patch.object(FailurePolicy, "batch_failed", noting(FailurePolicy.batch_failed)),
+        patch.object(ReceiverQueues, "start_workers", noting_start),
+        patch.object(ClientEvents, "add", noting_add),
     ):
         yield
 

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Consumer, Message, MessageBatch, Producer, Requeue
+from nsqext import ClientEvent, Consumer, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
@@ -226,6 +226,45 @@ def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails(batches: b
         simulate(raising(AssertionError("booked twice")), seeds=1)
     with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
         simulate(raising(ExceptionGroup("of a task group", [OSError(), AssertionError("booked twice")])), seeds=1)
+
+
+@pytest.mark.parametrize("where", ["dead_letter", "on_event"])
+def test_a_failed_assertion_in_a_function_that_a_consumer_calls_fails(where: str) -> None:
+    """The error was only logged, and the scenario passed."""
+
+    def failing(error: Exception) -> Callable[[World], Awaitable[None]]:
+        async def scenario(world: World) -> None:
+            await world.cluster.create_topic("orders", channels=["billing"])
+            raised = anyio.Event()
+
+            async def dead_letter(message: Message, _: Exception | None) -> None:
+                if where == "dead_letter" and not raised.is_set():
+                    raised.set()
+                    raise error
+
+            lookupd = world.cluster.lookupd
+            consumer = Consumer("orders", "billing", lookupd, max_attempts=1, dead_letter=dead_letter)
+
+            @consumer.on_event
+            def note(event: ClientEvent) -> None:
+                if where == "on_event":
+                    raised.set()
+                    raise error
+
+            @consumer.handler
+            async def reject(message: Message) -> None:
+                raise Reject
+
+            async with consumer, Producer(lookupd) as producer:
+                await producer.publish("orders", b"x")
+                await raised.wait()
+
+        return scenario
+
+    (run,) = simulate(failing(OSError("no disk")), seeds=1)
+    assert run.handler_errors == {}
+    with pytest.raises(SimulationFailed, match="AssertionError: rejected twice"):
+        simulate(failing(AssertionError("rejected twice")), seeds=1)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

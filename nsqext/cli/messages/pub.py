@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import attrs
 import orjson
+from anyio.lowlevel import current_token
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.command import Topic, command, examples, parse_headers
@@ -23,8 +24,10 @@ from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import outgoing_message
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
+from nsqext.client.signals import last_signal, stopping_on_signals
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError
 from nsqext.protocol.names import topic_and_partition
+from nsqext.transport.event_loop import call_soon
 
 if TYPE_CHECKING:
     from nsqext import Batcher, Producer
@@ -255,7 +258,7 @@ async def run(
     """Publish messages; print the position of each argument, or the number of messages of an input.
 
     Empty lines are skipped. JSON records are as `nsqext tail` prints them into a pipe: body or body_base64, and
-    headers, tag, key, trace_id.
+    headers, tag, key, trace_id. After ^C or SIGTERM, what was read of an input is published, and counted.
     """
     if columns != Columns() and form != "csv":
         raise InvalidSetting("--key-column, --header-column and --body-column need --format csv")
@@ -318,36 +321,50 @@ async def _publish_input(
     sending: Sending,
     given: dict[str, Any],
 ) -> None:
-    pace, count, reading = PublishPace(sending.rate), 0, True
+    pace, count, last, reading = PublishPace(sending.rate), 0, 0, True
+    token, rest, whole = current_token().native_token, anyio.CancelScope(), anyio.CancelScope()
+    failure: NsqError | None = None
 
     def wait() -> str:
         return "messages to read" if reading else f"{topic} to store messages"
 
+    def stop() -> None:
+        call_soon(token, rest.cancel if reading else whole.cancel)
+
     async with sending.producer(connection) as producer, _progress() as progress:
         batcher = producer.batcher(topic)
         try:
-            with waits.waiting(wait):
+            with stopping_on_signals(stop), whole, waits.waiting(wait):
                 async with batcher:
-                    async for line, message in messages:
-                        if sending.rate:
-                            with waits.waiting(None):
-                                await pace.wait()
-                        with waits.waiting(f"{topic} to store messages"):
-                            await _add(batcher, _with_options(message, given, line))
-                        count += 1
-                        progress(count - batcher.pending)
+                    with rest:
+                        async for line, message in messages:
+                            if sending.rate:
+                                with waits.waiting(None):
+                                    await pace.wait()
+                            with waits.waiting(f"{topic} to store messages"):
+                                await _add(batcher, _with_options(message, given, line))
+                            count, last = count + 1, line
+                            progress(count - batcher.pending)
                     reading = False
-        except NsqError as error:
-            # the messages before an input's error are published
-            failed = [one for one, _ in batcher.take_failed()]
-            lines = _ranges(one.line for one in failed if isinstance(one, _InputMessage))
-            record = {"topic": topic, "published": count - len(failed), "failed": len(failed), "failed_lines": lines}
-            text = f"{counted(count - len(failed), 'message')} stored in {topic}, {len(failed)} of {count} failed"
-            connection.show(record, text + (f": lines {lines}" if lines else ""))
-            if isinstance(error, BatchFailed):
-                error.hint = None  # a method of the batcher
-            raise
-    connection.show({"topic": topic, "published": count}, f"{counted(count, 'message')} stored in {topic}")
+        except NsqError as error:  # the messages before an input's error are published
+            failure = error
+    failed = [one for one, _ in batcher.take_failed()]
+    record: dict[str, Any] = {"topic": topic, "published": count - len(failed)}
+    text = f"{counted(count - len(failed), 'message')} stored in {topic}"
+    if failure is not None or failed:
+        lines = _ranges(one.line for one in failed if isinstance(one, _InputMessage))
+        record |= {"failed": len(failed), "failed_lines": lines}
+        text += f", {len(failed)} of {count} failed" + (f": lines {lines}" if lines else "")
+    if rest.cancel_called:
+        record["last_line"] = last
+        text += f"; what follows line {last} of the input was not read"
+    connection.show(record, text)
+    if failure is not None:
+        if isinstance(failure, BatchFailed):
+            failure.hint = None  # a method of the batcher
+        raise failure
+    if rest.cancel_called or whole.cancel_called:
+        raise SystemExit(128 + last_signal())
 
 
 async def _add(batcher: Batcher, message: _InputMessage) -> None:

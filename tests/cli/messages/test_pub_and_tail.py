@@ -16,19 +16,19 @@ import attrs
 import pytest
 
 from nsqext import Admin, OutgoingMessage
+from nsqext.broker import Cluster
 from nsqext.cli.command import parse_time
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.messages.pub import Columns, read_lines, read_rows
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from nsqext.types import Address
-from tests.support.command_line import Process, Terminal, environment, lines, run, started
+from tests.support.command_line import Process, Terminal, environment, lines, run, started, unexpected
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext import Consumer
     from nsqext.admin import TopicInfo, TopicStats
-    from nsqext.broker import Cluster
 
 
 END = ("--start", "earliest", "--until-end")
@@ -254,6 +254,38 @@ def test_ctrl_c_ends_pub_that_waits_for_typed_lines(cluster: Cluster, topic: str
     assert found["body"] == "typed"
     assert "Fatal Python error" not in terminal.shown
     assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_publishes_what_was_read_and_says_how_much(cluster: Cluster, topic: str, number: int) -> None:
+    """It printed nothing: how much of a long input was stored was not known."""
+    where = ("--lookupd", cluster.lookupd[0])
+    with started("pub", topic, *where) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\n\ntwo\nthree\nhalf of a line")
+        process.stdin.flush()
+        for _ in range(3):
+            lines("tail", topic, "--channel", "ch", "--count", "1", *where)
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert json.loads(out) == {"topic": topic, "published": 3, "last_line": 4}
+    assert (process.returncode, unexpected(err)) == (128 + number, b"")
+
+
+def test_a_signal_ends_a_wait_for_a_cluster_that_stores_nothing() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", channels=["ch"])
+        cluster.kill("n1")
+        with started("pub", "orders", "--lookupd", cluster.lookupd[0]) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            process.stdin.write(b"one\ntwo\n")
+            process.stdin.close()
+            assert process.stderr.readline() == b"nsqext: waiting for orders to store messages\n"
+            process.send_signal(signal.SIGINT)
+            found = json.loads(process.stdout.read())
+            process.wait(30)
+    assert (found["published"], found["failed"], found["failed_lines"]) == (0, 2, "1-2")
+    assert process.returncode == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from nsqext.cli.message_files import synchronize, write_synced
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.client.settings import settings_for, shared_settings
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import DataLoss, InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +54,12 @@ class ExportProgress:
     def begin(
         self, topic: str, cluster: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]
     ) -> dict[int, tuple[int, int]]:
-        """Return the offsets by partition from the first run; delete parts that do not follow each other from there."""
-        if not self._plan.exists():
+        """Return the offsets by partition from the first run that has written a part.
+
+        Parts that do not follow each other from there are deleted.
+        """
+        begins = not self._plan.exists()
+        if begins:
             partitions = {str(number): found for number, found in bounds().items()}
             # behind what may fail: beside a folder of progress, an existing file is replaced
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,13 +83,20 @@ class ExportProgress:
                 behind[part.partition] = part.end
             else:  # a run was killed while it deleted them
                 part.path.unlink()
-        return found
+        if begins or self.parts():
+            return found
+        self._plan.unlink()  # the topic may have been created again: no part says which it was
+        return self.begin(topic, cluster, bounds)
 
     def parts(self) -> list[_Part]:
         """Return the complete parts, in the order of partitions and offsets."""
         return sorted(
             (_Part.of(path) for path in self.folder.glob("*-*-*.parquet")), key=lambda one: (one.partition, one.start)
         )
+
+    def last(self) -> dict[int, _Part]:
+        """Return the last complete part of each partition."""
+        return {part.partition: part for part in self.parts()}
 
     def add(self, partition: int, batches: list[pa.RecordBatch]) -> int:
         import pyarrow as pa
@@ -117,8 +128,8 @@ def run(
     """Write the messages that a topic of the redesigned NSQ has now to a file, by partition and offset, once each.
 
     A killed export continues when it is run again: its parts are in FILE.progress until the file is complete. It ends
-    with an error if messages of its range are not retained any more. For the original NSQ, which keeps no log, use
-    `nsqext record`.
+    with an error if messages of its range are not retained any more, or the topic was created again meanwhile. For the
+    original NSQ, which keeps no log, use `nsqext record`.
     """
     writer = writer_of(file)
     progress = ExportProgress(file)
@@ -131,9 +142,12 @@ def run(
     with waits.waiting(f"messages of {topic}"):
         ranges = progress.begin(topic, connection.cluster(), lambda: nsqext.arrow.bounds(topic, lookupd, **settings))
         total = sum(end - start for start, end in ranges.values())
-        done = {part.partition: part.end for part in progress.parts()}
+        last = progress.last()
+        done = {partition: part.end for partition, part in last.items()}
         count = sum(part.end - part.start for part in progress.parts())
         resumed = count
+        if 0 < count < total:
+            _check_topic(topic, lookupd, settings, last.values(), progress.folder)
         for partition, (start, end) in sorted(ranges.items()):
             start = done.get(partition, start)
             if start == end:
@@ -160,6 +174,40 @@ def run(
     shutil.rmtree(progress.folder)
     record = {"topic": topic, "file": str(file), "messages": count, "resumed": resumed}
     connection.show(record, f"{counted(count, 'message')} of {topic} exported to {file}")
+
+
+def _check_topic(topic: str, lookupd: Any, settings: dict[str, Any], parts: Iterable[_Part], folder: Path) -> None:
+    """Raise DataLoss unless the topic has the last message of each part: it may have been deleted and created again."""
+    import pyarrow.parquet as pq
+
+    import nsqext.arrow
+
+    columns = ("message_id", "timestamp")
+    retained = nsqext.arrow.bounds(topic, lookupd, **settings)
+    for part in parts:
+        first, end = retained.get(part.partition, (0, 0))
+        if first >= part.end:
+            continue  # it was removed
+        same = end >= part.end
+        if same:
+            found = nsqext.arrow.read(
+                {topic: [part.partition]},
+                lookupd,
+                starting_offsets={topic: {part.partition: part.end - 1}},
+                ending_offsets={topic: {part.partition: part.end}},
+                columns=columns,
+                **settings,
+            ).read_all()
+            exported = pq.read_table(part.path, columns=list(columns)).to_pylist()
+            same = found.to_pylist() == exported[-1:]
+        if not same:
+            raise DataLoss(
+                f"the topic has another message {part.end - 1} than when its export began: it was created again, or "
+                "its leader has lost messages",
+                topic=topic,
+                partition=part.partition,
+                hint=f"delete {folder} to begin again",
+            )
 
 
 def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:

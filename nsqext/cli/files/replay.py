@@ -17,10 +17,10 @@ from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries, write_synced
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqext import Producer
 
@@ -117,28 +117,46 @@ class _Clock:
 
 async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, progress: Progress) -> None:
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
-    entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
+    errors: list[NsqError] = []
+    read = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
+    entries = until_error(read, errors)
     async with connection.producer() as producer:
         with waits.waiting("a node to connect to"):
             await producer.ping()  # connect before the first message is due
         clock = _Clock(plan.speed)
-        waiting = await run_sync(next, entries, None)
-        while waiting is not None:
-            if (pause := clock.wait(waiting)) > 0:
-                with waits.waiting(f"the recorded time of the next message, in {pause:.1f} s"):
-                    await anyio.sleep(pause)
-            due: list[Entry] = []
-            file = waiting.file
-            while waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0:
-                due.append(waiting)
-                waiting = next(entries, None)
-            await publish_entries(producer, due, plan)
-            await run_sync(progress.save, due[-1])
-            count += len(due)
+        try:
+            waiting = await run_sync(next, entries, None)
+            while waiting is not None:
+                if (pause := clock.wait(waiting)) > 0:
+                    with waits.waiting(f"the recorded time of the next message, in {pause:.1f} s"):
+                        await anyio.sleep(pause)
+                due: list[Entry] = []
+                file = waiting.file
+                while (
+                    waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0
+                ):
+                    due.append(waiting)
+                    waiting = next(entries, None)
+                await publish_entries(producer, due, plan)
+                await run_sync(progress.save, due[-1])
+                count += len(due)
+        except NsqError as error:
+            errors.append(error)
     connection.show(
         {"replayed": count, "skipped": skipped, "files": len(files)},
         f"{counted(count, 'message')} replayed" + (f", {skipped} skipped" if skipped else ""),
     )
+    if errors:
+        raise errors[-1]
+
+
+def until_error(entries: Iterator[Entry], errors: list[NsqError]) -> Iterator[Entry]:
+    """Yield the messages before the first that cannot be read, whose error is added to ``errors``."""
+    try:
+        yield from entries
+    except InvalidInput as error:
+        error.hint = error.hint or "the messages before it are published"
+        errors.append(error)
 
 
 async def publish_entries(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:

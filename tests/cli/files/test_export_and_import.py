@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -21,7 +22,7 @@ from nsqext.cli.files import export
 from nsqext.cli.files.export import ExportProgress
 from nsqext.cli.files.tables import entries_of
 from nsqext.cli.message_files import outgoing_message
-from nsqext.errors import InvalidInput, NsqError
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
 
@@ -114,6 +115,30 @@ def test_a_killed_export_continues_and_has_each_message_once(cluster: Cluster, s
     assert places == [(partition, offset) for partition in range(2) for offset in range(MESSAGES)]
 
 
+@pytest.mark.parametrize("count", [100, 2 * MESSAGES])
+def test_a_killed_export_does_not_continue_with_another_topic_of_that_name(
+    cluster: Cluster, source: str, tmp_path: Path, count: int
+) -> None:
+    """The file had messages of both topics."""
+    file = tmp_path / "all.parquet"
+    words = ("export", source, str(file), "--rows", "7", "--lookupd", cluster.lookupd[0])
+    with started(*words, cwd=None) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.wait()
+    cluster.delete_topic(source)
+    cluster.create_topic(source, partitions=2, extend=True, channels=["ch"])
+    with Producer(cluster.lookupd) as producer:
+        for partition in range(2):
+            producer.publish_many(source, [b"of the new topic"] * count, partition=partition)
+    found = run(*words)
+    assert found.returncode == 2
+    assert b"it was created again, or its leader has lost messages" in found.stderr
+    shutil.rmtree(tmp_path / "all.parquet.progress")
+    assert lines(*words)[-1]["messages"] == 2 * count
+
+
 def test_an_export_that_was_killed_while_it_deleted_its_progress_reads_again_what_is_missing(tmp_path: Path) -> None:
     """The parts that were left replaced the file."""
     progress = ExportProgress(tmp_path / "all.jsonl")
@@ -128,6 +153,24 @@ def test_an_export_that_was_killed_while_it_deleted_its_progress_reads_again_wha
     assert begin("orders", "5-10", "20-30") == [(5, 10)]
     (progress.folder / "plan.json").unlink()
     assert begin("refunds") == []
+
+
+def test_an_export_that_was_killed_before_its_first_part_begins_again(tmp_path: Path) -> None:
+    """It exported the first messages of a topic that was created again, as many as the deleted topic had."""
+    progress = ExportProgress(tmp_path / "all.jsonl")
+    ends = [30, 50]
+
+    def begin(topic: str = "orders") -> dict[int, tuple[int, int]]:
+        return progress.begin(topic, "h:1", lambda: {0: (5, ends[0])})
+
+    assert begin() == {0: (5, 30)}
+    del ends[0]
+    with pytest.raises(InvalidSetting, match="is the progress of an export of orders"):
+        begin("refunds")
+    assert begin() == {0: (5, 50)}
+    (progress.folder / "0000-5-10.parquet").touch()
+    ends[0] = 70
+    assert begin() == {0: (5, 50)}
 
 
 def test_an_export_that_cannot_be_written_leaves_no_file_and_continues(
@@ -218,6 +261,19 @@ def test_a_csv_file_that_is_not_whole_is_refused(tmp_path: Path, text: bytes, er
     file.write_bytes(text)
     with pytest.raises(InvalidInput, match=error):
         [outgoing_message(entry.record) for entry in entries_of(file, 0)]
+
+
+def test_messages_before_a_damaged_line_are_imported(cluster: Cluster, tmp_path: Path) -> None:
+    """Those of the same batch were left out, and how many were published was not said."""
+    copy, file = f"copy_{token_hex(4)}", tmp_path / "given.jsonl"
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    file.write_bytes(b'{"body":"1"}\n{"body":"2"}\n{"body":"3"}\n{"body":\n{"body":"5"}\n')
+    found = run("import", str(file), copy, "--batch", "2", "--lookupd", cluster.lookupd[0])
+    assert found.returncode == 2
+    assert [json.loads(line) for line in found.stdout.splitlines()] == [{"imported": 2}, {"imported": 3}]
+    assert b"given.jsonl, line 4 is not JSON" in found.stderr
+    assert b"the messages before it are published" in found.stderr
+    assert [row[1] for row in stored(cluster, copy)] == [b"1", b"2", b"3"]
 
 
 def test_a_parquet_file_of_another_program_is_imported(cluster: Cluster, tmp_path: Path) -> None:

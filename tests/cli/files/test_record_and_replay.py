@@ -259,6 +259,32 @@ def test_records_are_checked(record: object) -> None:
         outgoing_message(record)
 
 
+def test_messages_before_a_damaged_line_are_replayed_and_counted(cluster: Cluster, tmp_path: Path) -> None:
+    """Those of the same batch were left out, and how many were published was not said."""
+    copy, file = f"copy_{token_hex(4)}", tmp_path / "given.jsonl"
+    cluster.create_topic(copy, channels=["ch"])
+    file.write_bytes(b'{"body":"1"}\n{"body":"2"}\n{"body":"3"}\n{"body":\n{"body":"5"}\n')
+    words = ("replay", str(file), "--topic", copy, "--progress", str(tmp_path / "progress"), "--batch", "2")
+    found = run(*words, "--lookupd", cluster.lookupd[0])
+    assert (found.returncode, json.loads(found.stdout)["replayed"]) == (2, 3)
+    assert b"given.jsonl, line 4 is not JSON" in found.stderr
+    assert b"the messages before it are published" in found.stderr
+    file.write_bytes(b'{"body":"1"}\n{"body":"2"}\n{"body":"3"}\n{"body":"4"}\n{"body":"5"}\n')
+    (again,) = lines(*words, "--lookupd", cluster.lookupd[0])
+    assert (again["replayed"], again["skipped"]) == (2, 3)
+    bodies = lines("tail", copy, "--start", "earliest", "--until-end", "--lookupd", cluster.lookupd[0])
+    assert sorted(one["body"] for one in bodies) == ["1", "2", "3", "4", "5"]
+
+
+def test_a_replay_that_fails_names_the_error_of_the_publish(cluster: Cluster, tmp_path: Path) -> None:
+    """Behind the messages that were not stored, the file is damaged."""
+    file = tmp_path / "given.jsonl"
+    file.write_bytes(b'{"body":"1"}\n{"body":\n')
+    found = run("replay", str(file), "--topic", "no_such_topic", "--lookupd", cluster.lookupd[0])
+    assert (found.returncode, json.loads(found.stdout)["replayed"]) == (2, 0)
+    assert b"no_such_topic" in found.stderr and b"not JSON" not in found.stderr
+
+
 def test_mistakes_of_replay(tmp_path: Path) -> None:
     missing = run("replay", str(tmp_path), "--lookupd", "h:1")
     assert (missing.returncode, b"no files of recorded messages" in missing.stderr) == (2, True)

@@ -95,6 +95,15 @@ def _environment() -> Environment:
     return found
 
 
+def _is_text(text: str) -> bool:
+    """Return whether a text of a form had no bytes that are not UTF-8, which no page could show."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class WebPage:
     """The page of a cluster of either generation, as an ASGI application.
 
@@ -249,6 +258,9 @@ class WebPage:
             fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
         except HttpFault as fault:
             raise Refused(fault.status, "the form is too large", "send less at once") from fault
+        for name, text in fields.items():
+            if not _is_text(name if name == "body" else name + text):  # a body may be any bytes
+                raise Refused(400, f"the field {name!r} is no text", "write it in UTF-8")
         self._security.check_change(request.scope["user_name"], fields.pop("token", ""))
         return fields
 

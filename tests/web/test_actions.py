@@ -208,6 +208,27 @@ async def test_a_message_is_published_with_all_properties(redesigned: Cluster) -
         assert len(await admin.peek(topic)) == 1
 
 
+@pytest.mark.parametrize("name", ["topic", "channel", "headers", "key", "tag", "partition", "node", "%ff"])
+async def test_a_field_that_is_no_text_is_refused(redesigned: Cluster, name: str) -> None:
+    """The answer was 500, because no page could show the field."""
+    topic = fresh()
+    redesigned.create_topic(topic, extend=True, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser:
+        token = await token_of(browser)
+        fields = {"topic": topic, "channel": "ch", "body": "x", "node": "n", "token": token} | {name: "%ff"}
+        for action in ("delete-topic", "publish", "tombstone", "pause-channel"):
+            content = "&".join(f"{field}={value}" for field, value in fields.items())
+            answer = await browser.post(f"/actions/{action}", content=content)
+            assert (action, answer.status_code) == (action, 400)
+            assert "is no text" in answer.text
+        fields |= {name: topic if name == "topic" else "", "body": "%ff"}
+        del fields["node"]
+        content = "&".join(f"{field}={value}" for field, value in fields.items() if value)
+        assert (await browser.post("/actions/publish", content=content)).status_code == 303
+    async with Admin(redesigned.lookupd) as admin:
+        assert (await admin.stats(topic)).messages == 1
+
+
 async def test_a_topic_is_upgraded(redesigned: Cluster) -> None:
     topic = fresh()
     redesigned.create_topic(topic, channels=["ch"])

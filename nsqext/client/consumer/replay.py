@@ -46,7 +46,8 @@ async def replay_dead_letters(
     Body, extend header and trace id are published as stored originally, without the headers of the dead letter. All
     channels of the topic receive the message, not only the channel where it failed. A dead letter is finished after its
     message was stored; an interrupted replay continues where it ended, and may publish a message twice. A dead letter
-    that can never be published stays in the topic; the replay continues, and raises its error at the end.
+    that can never be published stays in the topic; the replay continues, and raises its error at the
+    end, or after 100 of them.
 
     Args:
         topic: the dead letter topic; on the redesigned NSQ, with extend support.
@@ -106,7 +107,9 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
             count += 1
     if refused:
         first = next(iter(refused.values()))
-        first.message = f"{len(refused)} of {count + len(refused)} dead letters were not replayed; {first.message}"
+        unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""
+        numbers = f"{len(refused)} of {count + len(refused)} dead letters were not replayed{unread}"
+        first.message = f"{numbers}; {first.message}"
         raise first
     check_complete(lookup, consumer, topic, count)
     return count

@@ -100,6 +100,15 @@ async def test_what_cannot_be_replayed_stays_and_holds_no_other_back() -> None:
     assert bodies == {"orders": {b"orders"}, "dead": {b"no dead letter", b"gone", b"not a name"}}
 
 
+async def test_a_replay_that_gives_up_says_that_it_has_not_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.client.consumer.replay._MOST_REFUSED", 2)
+    with Cluster(nodes=1) as cluster, anyio.fail_after(60):
+        cluster.create_topic("dead", extend=True, channels=["replay"])
+        publish(cluster, "dead", b"1", b"2", b"3")
+        with pytest.raises(InvalidInput, match="2 of 2 dead letters were not replayed, and the rest was not read; "):
+            await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5)
+
+
 async def test_a_new_channel_replays_what_was_stored_before() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(60):
         cluster.create_topic("orders", extend=True, channels=["billing"])

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from attrs import define
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.middleware")
+
+HINT_OF_RECEIPTS: Final = "end its publish with 'return await send_next(publishing)'"
+"""Of the error of a publish whose middleware did not return a receipt for each message."""
 
 
 @define(eq=False)
@@ -174,7 +177,7 @@ async def _with_receipts(send: SendNext, publishing: Publishing) -> Sequence[Rec
     raise DeliveryUnknown(
         f"the message may have been stored: middleware has returned {found}, not a receipt for each message ({count})",
         topic=publishing.topic,
-        hint="end its publish with 'return await send_next(publishing)'",
+        hint=HINT_OF_RECEIPTS,
     )
 
 

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
+from nsqext.client.middleware import HINT_OF_RECEIPTS
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidHeader, InvalidState, NsqError
 from nsqext.errors.server import ExtendRefused
@@ -28,7 +29,6 @@ from nsqext.waits import Wakeup
 if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.transactions.store import OutboxRow, OutboxStore, OutboxSummary
-    from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
@@ -293,10 +293,9 @@ class OutboxRelay(Relay):
         began = anyio.current_time()
         failure: NsqError | None = None
         stored: list[int] = []
-        receipts: Sequence[Receipt] = ()
         try:
             extend = (await producer.meta(topic)).extend_support
-            receipts = await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
+            await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
             stored = [row.sequence for row in rows]
         except BatchFailed as error:
             stored = [
@@ -306,13 +305,13 @@ class OutboxRelay(Relay):
             ]
             failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
         except NsqError as error:
+            if error.hint == HINT_OF_RECEIPTS:  # its messages would be published again and again
+                raise InvalidState(
+                    f"middleware drops messages of the outbox, or their receipts: {error.message}",
+                    topic=topic,
+                    hint="run the relay in an app without it, or with nsqext outbox relay",
+                ) from error
             failure = error
-        if failure is None and len(receipts) < len(rows):
-            raise InvalidState(
-                f"middleware has dropped {len(rows) - len(receipts)} of {len(rows)} messages of the outbox",
-                topic=topic,
-                hint="run the relay in an app without it, or with nsqext outbox relay",
-            )
         slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
         await self._delete(stored)
         if failure is None:

@@ -670,7 +670,7 @@ async def test_middleware_that_drops_messages_ends_the_relay(cluster: Cluster, t
     fill(database, topic, 4, 10)
     with OutboxStore(database) as store:
         async with Producer(cluster.lookupd, middleware=[Drops()]) as producer:
-            with anyio.fail_after(_SECONDS), pytest.raises(InvalidState, match="dropped 2 of 4 messages of the outbox"):
+            with anyio.fail_after(_SECONDS), pytest.raises(InvalidState, match="drops messages of the outbox"):
                 await OutboxRelay(store, poll=0.05).run(producer)
         assert store.summary(time.time()).waiting == 4
 

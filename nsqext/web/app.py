@@ -236,8 +236,8 @@ class WebPage:
         sent = ""
         yield b"retry: 2000\n\n"
         while True:
-            snapshot = await self._monitor.following()
             try:
+                snapshot = await self._monitor.following()
                 page = await build(snapshot, request.path_params, request.query_params)
             except NsqError as error:
                 yield b"event: gone\ndata: " + orjson.dumps(str(error)) + b"\n\n"

@@ -18,6 +18,7 @@ from secrets import token_hex
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli.completion import install_completion
 from tests.support.command_line import ROOT
 from tests.support.missing import skip_without
 
@@ -124,6 +125,22 @@ def test_commands_options_and_topics_are_completed(shell: Shell, lookup: str) ->
     name = f"file_{token_hex(4)}"
     (shell.home / name).touch()
     shell.completes(f"nsqext replay {name[:8]}", f"nsqext replay {name}")
+
+
+@pytest.mark.parametrize(
+    ("shell", "variable", "written"),
+    [
+        ("zsh", "ZDOTDIR", [".zfunc/_nsqext", ".zshrc"]),
+        ("fish", "XDG_CONFIG_HOME", ["fish/completions/nsqext.fish"]),
+    ],
+)
+def test_a_completion_is_installed_in_the_folder_that_the_shell_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, variable: str, written: list[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv(variable, str(tmp_path))
+    install_completion(shell)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == written
 
 
 def test_a_completion_is_installed_once_beside_what_the_user_has(shell: Shell) -> None:

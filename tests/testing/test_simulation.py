@@ -7,8 +7,12 @@ import errno
 import gc
 import os
 import random
+import socket
+import struct
 import time
+from importlib import import_module
 from random import Random
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,13 +22,18 @@ import pytest
 from nsqext import Admin, Producer
 from nsqext.errors import InvalidState
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
-from nsqext.testing.simulation import Fault, run_seed
+from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.network import Network, current_host
+from nsqext.testing.simulation.runner import shrink
 from nsqext.testing.simulation.seams import EPOCH
 from nsqext.testing.simulation.sockets import HOST
 from tests.support.tables import table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import ModuleType
+
     from nsqext.testing.simulation.runner import Scenario
     from nsqext.testing.simulation.sockets import SimulatedSocket
 
@@ -117,9 +126,43 @@ async def moves_a_leader_to_a_node_that_is_down(world: World) -> None:
     assert cluster.leader("orders") == leader
 
 
+async def knows_the_hosts_of_all_ports(world: World) -> None:
+    runtime = world.cluster.runtime
+    servers = [(name, runtime.node(name)) for name in world.cluster.nodes]
+    found = {name: {world.network.host_of(one.port) for one in (node.tcp, node.http)} for name, node in servers}
+    lookupds = [(name, runtime.lookupds[name].lookupd) for name in world.cluster.lookupds]
+    found |= {name: {world.network.host_of(one.port) for one in (node.tcp, node.http)} for name, node in lookupds}
+    assert found == {name: {name} for name in ("n1", "n2", "n3", "l1", "l2")}
+
+
+async def closes_the_socket_of_a_refused_connection(world: World) -> None:
+    open_sockets = len(world.network.sockets)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.get_running_loop().create_connection(asyncio.Protocol, HOST, 1)
+    assert len(world.network.sockets) == open_sockets
+
+
+async def creates_no_topic_again_without_a_disk(world: World) -> None:
+    cluster, disk = world.cluster, world.cluster.disk
+    assert disk is not None
+    await cluster.create_topic("orders", channels=["billing"])
+    for broken in (disk.full, disk.failing):
+        broken.add("n1")
+        assert not await cluster.recreate_topic("orders")
+        await cluster.heal()
+        assert not broken, "the end of all faults"
+    assert await cluster.recreate_topic("orders")
+
+
+def test_a_topic_is_not_created_again_on_a_disk_that_cannot_store_it() -> None:
+    assert run_seed(creates_no_topic_again_without_a_disk, 1, (), nodes=1, disk=True).error is None
+
+
 @table(
     ("scenario", "faults", "nodes"),
     [
+        (knows_the_hosts_of_all_ports, [], 3),
+        (closes_the_socket_of_a_refused_connection, [], 1),
         (starts_two_processes_of_one_name, [], 3),
         (sets_the_clock, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)], 3),
         (sees_a_stall_end_and_blocks_a_link, [Fault("stall", 0.5, 1.0, "n1", 0.4)], 3),
@@ -178,6 +221,44 @@ def test_the_random_numbers_and_the_collector_of_the_program_are_as_before() -> 
     assert (random.getstate() == before, gc.isenabled()) == (True, True)
 
 
+def test_a_collector_that_was_switched_off_stays_so() -> None:
+    gc.disable()
+    try:
+        simulate(nothing, seeds=1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_module_that_is_imported_meanwhile_has_the_clock_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the next simulation it had neither its clock nor the machine's."""
+
+    async def scenario(world: World) -> None:
+        loaded.append(import_module(name))
+        assert loaded[0].monotonic() == world.now
+
+    loaded: list[ModuleType] = []
+    name = f"later_{token_hex(4)}"
+    (tmp_path / f"{name}.py").write_text("from time import monotonic\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    simulate(scenario, seeds=1)
+    assert loaded[0].monotonic is time.monotonic
+
+
+def test_the_number_of_runs_that_look_for_fewer_faults_is_bounded() -> None:
+    def again(faults: Sequence[Fault]) -> Run:
+        runs.append(len(faults))
+        return Run(1, tuple(faults), "", 0.0, 0)
+
+    runs: list[int] = []
+    faults = tuple(Fault("kill", float(number), 1.0, "n1", 0.5) for number in range(8))
+    failed = Run(1, faults, "", 0.0, 0, error=AssertionError())
+    assert shrink(failed, again, 5) is failed
+    assert runs == [4, 4, 6, 6, 6]
+
+
 def test_runs_of_other_bytes_have_other_traces() -> None:
     first, second = Network(Random(1)), Network(Random(1))
     first.note("data", b"one")
@@ -220,6 +301,85 @@ def test_data_that_was_sent_on_a_blocked_link_arrives_afterwards() -> None:
     network.unblock("client", "server")
     later(network, 1.0)
     assert server.recv(10) == b"waits"
+
+
+def test_what_a_socket_has_sent_on_a_blocked_link_before_its_close_arrives_afterwards() -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    network.block("client", "server")
+    client.send(b"waits")
+    client.close()
+    later(network, 60.0)
+    network.unblock("client", "server")
+    later(network, 1.0)
+    assert (server.recv(10), server.recv(10)) == (b"waits", b"")
+
+
+def end_of(sock: SimulatedSocket) -> str:
+    """Return what a socket reads: that nothing has arrived, the end of the connection, or a reset."""
+    try:
+        return {b"": "end"}[sock.recv(10)]
+    except BlockingIOError:
+        return "nothing"
+    except ConnectionResetError:
+        return "reset"
+
+
+@table(
+    ("unread", "linger", "expected"),
+    [
+        (False, None, "end"),
+        (True, None, "reset"),
+        (False, (1, 0), "reset"),
+        (False, (0, 0), "end"),
+        (False, (1, 5), "end"),
+    ],
+)
+def test_a_socket_that_is_closed_ends_or_resets_its_connection(
+    unread: bool, linger: tuple[int, int] | None, expected: str
+) -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    if unread:
+        client.send(b"unread")
+        later(network, 1.0)
+    if linger is not None:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
+    server.close()
+    later(network, 1.0)
+    assert end_of(client) == expected
+
+
+def test_a_listener_that_is_closed_resets_what_it_has_not_accepted() -> None:
+    network = Network(Random(1), WHOLE)
+    listener, client = network.socket(), network.socket()
+    listener.bind((HOST, 0))
+    listener.listen()
+    with pytest.raises(BlockingIOError):
+        client.connect(listener.getsockname())
+    later(network, 1.0)
+    listener.close()
+    later(network, 1.0)
+    assert end_of(client) == "reset"
+
+
+def test_the_error_of_a_connection_is_read_once() -> None:
+    network = Network(Random(1), WHOLE)
+    client = network.socket()
+    with pytest.raises(BlockingIOError):
+        client.connect((HOST, 1))
+    later(network, 1.0)
+    read = [client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
+    assert read == [errno.ECONNREFUSED, 0]
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_process_that_vanishes_silently_sends_nothing(silently: bool) -> None:
+    network = Network(Random(1), WHOLE)
+    _, server = connected(network)
+    network.kill_host("client", silently=silently)
+    later(network, 60.0)
+    assert (end_of(server) == "nothing") is silently
 
 
 @pytest.mark.parametrize("link", [("client", "server"), ("server", "client")])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 import pytest
@@ -62,12 +63,14 @@ class FakeAdmin:
 
     Attributes:
         leaders: node of each topic, according to statistics.
+        channels: of each topic.
         asked: names of the topics that were looked up.
-        messages, waiting: of each topic, in its channel ``ch``.
+        messages, waiting: of each topic, in its channels.
     """
 
     def __init__(self, count: int) -> None:
         self.leaders = {f"t{number:03}": NODE for number in range(count)}
+        self.channels: dict[str, tuple[str, ...]] = dict.fromkeys(self.leaders, ("ch",))
         self.asked: list[str] = []
         self.messages = self.waiting = 0
 
@@ -77,19 +80,19 @@ class FakeAdmin:
         channel = PartitionChannelStats(
             "ch", self.waiting, 0, 0, self.messages, 0, 0, False, False, self.waiting, (), None
         )
-        return {
-            name: TopicStats(
-                name, generation, (PartitionStats(0, node, (), self.messages, 0, 0, False, {"ch": channel}),)
-            )
-            for name, node in self.leaders.items()
-        }
+        found: dict[str, TopicStats] = {}
+        for name, node in self.leaders.items():
+            channels = dict.fromkeys(self.channels[name], channel)
+            part = PartitionStats(0, node, (), self.messages, 0, 0, False, channels)
+            found[name] = TopicStats(name, generation, (part,), channels)
+        return found
 
     async def topic(self, name: str) -> TopicInfo:
         await checkpoint()
         self.asked.append(name)
         if name not in self.leaders:
             raise TopicNotFound("unknown", topic=name)
-        return TopicInfo(name, "redesigned", None, {0: self.leaders[name]}, (), ())
+        return TopicInfo(name, "redesigned", None, {0: self.leaders[name]}, (), self.channels[name])
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
         await checkpoint()
@@ -125,11 +128,13 @@ async def test_topics_are_looked_up_in_turn_and_when_they_change(monkeypatch: py
     assert (len(admin.asked), set(admin.asked)) == (128, set(admin.leaders))
     admin.leaders["t050"] = Address("127.0.0.1", 2)
     del admin.leaders["t051"]
+    admin.channels["t052"] = ("ch", "new")
     admin.asked.clear()
     topics = (await monitor.current(newest=True)).topics
     assert topics["t050"].leaders == {0: Address("127.0.0.1", 2)}
     assert "t051" not in topics
-    assert ("t050" in admin.asked, "t051" in admin.asked, len(admin.asked)) == (True, False, 33)
+    assert topics["t052"].channels == ("ch", "new")
+    assert ({"t050", "t051", "t052"} & {*admin.asked}, len(admin.asked)) == ({"t050", "t052"}, 34)
 
 
 async def test_the_rate_of_a_channel_is_that_of_its_finished_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +144,35 @@ async def test_the_rate_of_a_channel_is_that_of_its_finished_messages(monkeypatc
     for admin.messages, admin.waiting in ((0, 0), (10, 10)):
         found = await monitor.current(newest=True)
     assert found.publish_rate("t000").now > 0 == found.finish_rate("t000", "ch").now
+
+
+async def test_a_single_decrease_of_a_counter_is_no_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin, now = FakeAdmin(1), [100.0]
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monkeypatch.setattr("nsqext.web.monitor.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    for admin.messages in (10, 5, 12, 5, 14, 3, 3, 4):
+        now[0] += 1.0
+        found = await monitor.current(newest=True)
+    assert found.publish_rate("t000").points == (0.0, 2.0, 0.0, 2.0, 0.0, 0.0, 1.0)
+
+
+async def test_a_page_does_not_wait_for_replicas_that_lookup_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(topic: str) -> NoReturn:
+        raise LookupFailed("no answer")
+
+    async def hang(topic: str) -> NoReturn:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    admin = FakeAdmin(1)
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monkeypatch.setattr("nsqext.web.monitor._REQUEST_TIMEOUT", 0.01)
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    for replicas in (fail, hang):
+        monkeypatch.setattr(admin, "replicas", replicas, raising=False)
+        with anyio.fail_after(25):
+            assert await monitor.replicas("t000") == {}
 
 
 async def test_a_topic_that_lookup_does_not_find_has_no_leaders(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import pytest
 
 from nsqext import Admin, App, Consumer, Producer
+from nsqext.admin import TopicInfo
 from nsqext.app import Header, asyncapi_document
 from nsqext.broker import Cluster
 from nsqext.delays import DelayStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.types import Address
 from nsqext.web import WebOptions, WebPage
 from nsqext.web.document import AppDocument, type_text
-from nsqext.web.pages import size
+from nsqext.web.monitor import Snapshot
+from nsqext.web.pages import Pages, age, seconds_since, size
 from tests.support import plain_http
+from tests.support.consumers import eventually
 from tests.support.tables import table
 from tests.support.web_pages import browsing, page_with
 
 if TYPE_CHECKING:
-    from nsqext.types import Address
+    from nsqext.web.monitor import Monitor
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +112,8 @@ async def test_what_the_numbers_lack_is_shown() -> None:
             await anyio.to_thread.run_sync(cluster.faults.freeze, silent.name)
             text = await page_with(browser, "/topics/orders/channels/billing", lambda text: "No response" in text)
             overview = await browser.get("/")
+            await anyio.to_thread.run_sync(cluster.faults.freeze, answering.name)
+            await page_with(browser, "/topics/orders/channels/billing", lambda text: "No node reports the chan" in text)
     assert f"No response from {silent.tcp}: the numbers do not include it" in text
     assert '<span class="flag warn">incomplete</span>' in overview.text
 
@@ -133,6 +141,13 @@ async def test_messages_are_shown_decoded_and_escaped(redesigned: Cluster, topic
     assert hostile not in answer.text and "<i>42" not in answer.text and "'><b>" not in answer.text
     assert "&lt;script&gt;" in answer.text and "&lt;i&gt;42&lt;/i&gt;" in answer.text
     assert '<span class="flag accent">canary</span>' in answer.text and ">77<" in answer.text
+
+
+async def test_a_page_of_messages_is_no_stream(redesigned: Cluster, topic: str) -> None:
+    async with browsing(redesigned) as browser:
+        with anyio.fail_after(25):
+            answer = await browser.get(f"/topics/{topic}/messages", headers={"accept": "text/event-stream"})
+    assert answer.headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +182,17 @@ async def test_a_node_shows_the_partitions_that_it_leads(redesigned: Cluster, to
         unknown = await browser.get("/nodes/127.0.0.1:1")
     assert leader.http in text and topic in text
     assert unknown.status_code == 503 and "lookup does not know the node" in unknown.text
+
+
+async def test_a_node_that_lookup_does_not_list_shows_the_topics_that_it_leads() -> None:
+    node = Address("127.0.0.1", 1)
+    embedded = SimpleNamespace(
+        nodes={"n1": SimpleNamespace(tcp=str(node), name="n1")}, state=lambda name: "down", lookupd=["127.0.0.1:1"]
+    )
+    topics = {"orders": TopicInfo("orders", "redesigned", None, {0: node}, (), ())}
+    pages = Pages(cast("Monitor", None), cast("Admin", None), WebOptions(), cast("Cluster", embedded))
+    page = await pages.node(Snapshot(1.0, topics, {}, (), {}, {}), {"node": str(node)}, {})
+    assert (page.title, page.values["topics"]) == ("n1", ["orders"])
 
 
 async def test_the_original_nsq_is_shown_by_node(original: Cluster) -> None:
@@ -381,10 +407,55 @@ def test_sizes_are_in_binary_units() -> None:
     assert [size(value) for value in (None, 1023, 1024, 1536 * 1024)] == ["–", "1023 B", "1.0 KiB", "1.5 MiB"]
 
 
+def test_a_time_in_the_future_is_now() -> None:
+    """The clocks of nodes may be ahead."""
+    later = time.time() + 3600
+    assert (age(later), seconds_since(later)) == ("0 s", 0)
+
+
+def test_the_messages_of_an_operation_are_named_by_their_components() -> None:
+    channel = {"address": "orders", "messages": {"received": {"$ref": "#/components/messages/Order"}}}
+    operation = {
+        "action": "receive",
+        "channel": {"$ref": "#/channels/orders"},
+        "messages": [{"$ref": "#/channels/orders/messages/received"}],
+    }
+    document = {
+        "info": {"title": "x", "version": "1"},
+        "channels": {"orders": channel},
+        "operations": {"bill": operation},
+        "components": {"messages": {"Order": {"name": "order"}}},
+    }
+    found = AppDocument.read(document)
+    assert [one.messages for one in found.operations] == [("Order",)]
+    assert [(one.identity, one.name) for one in found.messages] == [("Order", "order")]
+
+
 def test_a_document_without_its_parts_is_refused() -> None:
     broken = {"asyncapi": "3.0.0", "info": {"title": "x", "version": "1"}, "operations": {"a": {"channel": {}}}}
     with pytest.raises(InvalidSetting, match="cannot be read"):
         AppDocument.read(broken)
+
+
+async def test_the_stream_of_a_page_lasts_until_the_cluster_responds(closed_address: Address) -> None:
+    """A browser that reconnects to a page that was started again, before lookup is: each stream was a traceback."""
+    page, sent = WebPage([str(closed_address)], WebOptions(interval=0.1)), list[bytes]()
+
+    async def receive() -> dict[str, object]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(page.run)
+        tasks.start_soon(page, scope, receive, send)
+        await eventually(lambda: sum(one.startswith(b"event: gone") for one in sent) >= 2)
+        tasks.cancel_scope.cancel()
+    assert sent.count(b"retry: 2000\n\n") == 1
 
 
 async def test_a_page_that_is_gone_for_a_while_is_updated_again(redesigned: Cluster) -> None:

@@ -141,6 +141,13 @@ def test_unknown_settings_are_refused() -> None:
         WebPage("127.0.0.1:1", {"write": True})  # type: ignore[arg-type]
 
 
+def test_actions_have_time_for_lookup_whatever_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, object]] = []
+    monkeypatch.setattr("nsqext.web.app.Admin", lambda lookupd, **given: found.append(given))
+    WebPage("127.0.0.1:1", WebOptions(settings={"lookup_request_timeout": 0.1}))
+    assert [given["lookup_request_timeout"] for given in found] == [15.0]
+
+
 def test_the_password_is_not_shown() -> None:
     assert "secret" not in repr(WebOptions(basic_auth="ann:secret"))
 

@@ -145,6 +145,7 @@ class Supervisor:
             os.close(reading)
             self._processes.pop(number, None)
             self._set_ready(number, ready=False)
+            self._reported.wake()  # nothing waits for its answer any more
         return status
 
     async def _read_reports(self, number: int, reading: int) -> None:

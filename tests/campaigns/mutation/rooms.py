@@ -112,9 +112,16 @@ PROGRAMS = ("cli",)
 
 OTHER_TESTS = {
     "cli/__init__.py": ("tests/cli/test_main.py", "tests/cli/messages/test_client_commands.py"),
+    "cli/admin/findings.py": ("tests/cli/admin/test_service_metrics.py", "tests/transactions/test_refusals.py"),
     "cli/admin/spark.py": ("tests/cli/messages/test_client_commands.py",),
     "cli/admin/stats.py": ("tests/cli/admin/test_topic_and_channel.py", "tests/cli/admin/test_doctor_and_top.py"),
-    "cli/config.py": ("tests/cli/messages/test_relay_and_trace.py",),
+    "cli/apps.py": ("tests/cli/workers/test_run.py", "tests/cli/workers/test_schema.py"),
+    "cli/command.py": (
+        "tests/cli/messages/test_pub_and_tail.py",
+        "tests/cli/admin/test_node.py",
+        "tests/cli/admin/test_service_metrics.py",
+    ),
+    "cli/config.py": ("tests/cli/test_connection.py", "tests/cli/messages/test_relay_and_trace.py"),
     "cli/connection.py": (
         "tests/cli/messages/test_relay_and_trace.py",
         "tests/cli/messages/test_pub_and_tail.py",
@@ -123,7 +130,11 @@ OTHER_TESTS = {
     "cli/files/import_file.py": ("tests/cli/files/test_export_and_import.py",),
     "cli/files/tables.py": ("tests/cli/files/test_export_and_import.py",),
     "cli/message_files.py": ("tests/cli/files/test_record_and_replay.py", "tests/cli/files/test_export_and_import.py"),
-    "cli/messages/bench.py": ("tests/cli/messages/test_client_commands.py", "tests/cli/test_waiting.py"),
+    "cli/messages/bench.py": (
+        "tests/cli/messages/test_client_commands.py",
+        "tests/cli/test_waiting.py",
+        "tests/cli/messages/test_relay_and_trace.py",
+    ),
     "cli/messages/outbox.py": ("tests/transactions/test_cancel.py", "tests/transactions/test_refusals.py"),
     "cli/messages/relay.py": ("tests/cli/messages/test_mirror.py", "tests/cli/files/test_record_and_replay.py"),
     "cli/messages/relay_run.py": ("tests/cli/messages/test_mirror.py", "tests/cli/messages/test_relay_and_trace.py"),
@@ -141,6 +152,7 @@ OTHER_TESTS = {
     "cli/servers/nsqlookupd.py": ("tests/cli/servers/test_server_settings.py", "tests/cli/servers/test_programs.py"),
     "cli/servers/program.py": ("tests/cli/servers/test_config_file.py",),
     "cli/status_page.py": ("tests/cli/messages/test_delay.py", "tests/cli/workers/test_status.py"),
+    "cli/typer_app.py": ("tests/cli/test_main.py",),
     "cli/workers/run.py": ("tests/cli/workers/test_status.py",),
     "cli/workers/worker.py": ("tests/cli/workers/test_run.py", "tests/cli/workers/test_status.py"),
 }

@@ -89,6 +89,27 @@ def test_a_removed_file_is_gone_after_a_loss_of_power(seed: int) -> None:
         assert not (folder / "queue").exists()
 
 
+def test_a_loss_of_power_concerns_one_node() -> None:
+    for seed in range(5):
+        with disk_of(seed) as disk:
+            (disk.root / "n10").mkdir()
+            append(disk.root / "n10" / "queue", b"unsynced", sync=False)
+            disk.lose_power("n1")
+            assert (disk.root / "n10" / "queue").read_bytes() == b"unsynced"
+
+
+def test_a_sync_behind_a_rename_does_not_bring_back_the_old_name() -> None:
+    for seed in range(5):
+        with disk_of(seed) as disk:
+            folder = disk.root / "n1"
+            out = os.open(folder / "old", os.O_WRONLY | os.O_CREAT)
+            os.write(out, b"x")
+            (folder / "old").replace(folder / "new")
+            os.fsync(out)
+            disk.lose_power("n1")
+            assert not (folder / "old").exists()
+
+
 def test_a_failing_disk_does_not_sync_what_it_has_taken() -> None:
     with disk_of(1) as disk:
         folder = disk.root / "n1"

@@ -222,6 +222,8 @@ def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails(batches: b
 
     (run,) = simulate(raising(ValueError("no such customer")), seeds=1)
     assert run.handler_errors == {"ValueError: no such customer": 1}
+    (run,) = simulate(raising(Requeue(0.1, backoff=False)), seeds=1)
+    assert run.handler_errors == {}, "it is no error"
     with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
         simulate(raising(AssertionError("booked twice")), seeds=1)
     with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):

@@ -24,6 +24,7 @@ from nsqext.cli.admin.doctor import examine_lookup
 from nsqext.cli.admin.stats import View
 from nsqext.lookup.client import LookupClient
 from tests.support import plain_http
+from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def make_topic(cluster: Cluster, *channels: str) -> str:
 
 
 def test_the_doctor_says_what_to_do(cluster: Cluster) -> None:
-    waiting, empty = make_topic(cluster, "billing"), make_topic(cluster)
+    waiting, empty, quiet = make_topic(cluster, "billing"), make_topic(cluster), make_topic(cluster, "quiet")
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", waiting, "one", *where)
     lines("channel", "create", waiting, "audit", *where)
@@ -52,6 +53,7 @@ def test_the_doctor_says_what_to_do(cluster: Cluster) -> None:
     assert findings[f"channel {waiting}/billing"]["hint"].endswith(f"nsqext channel delete {waiting} billing")
     assert findings[f"channel {waiting}/audit"]["hint"] == f"nsqext channel unpause {waiting} audit"
     assert findings[f"topic {empty}"]["hint"].endswith(f"nsqext channel create {empty} default")
+    assert f"channel {quiet}/quiet" not in findings
 
 
 def test_the_doctor_finds_what_is_paused_or_skipped(cluster: Cluster) -> None:
@@ -81,6 +83,7 @@ def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
         cluster.faults.freeze(dead.name)
         silent = run("check", "orders", *where, "--timeout", "2")
         assert (silent.returncode, f"node {dead.tcp} does not respond" in silent.stdout.decode()) == (1, True)
+        assert silent.stdout.decode().count(dead.tcp) == 1
         cluster.faults.thaw(dead.name)
         cluster.kill(dead.name)
         found = run("doctor", *where)
@@ -96,6 +99,13 @@ def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
 def test_the_doctor_explains_wrong_addresses(address: str, text: str) -> None:
     done = run("doctor", "--lookupd", address)
     assert (done.returncode, text in done.stdout.decode()) == (1, True)
+
+
+def test_the_doctor_examines_a_cluster_by_the_lookup_node_that_responds(cluster: Cluster) -> None:
+    done = run("doctor", "--lookupd", f"127.0.0.1:1,{cluster.lookupd[0]}")
+    findings = {one["subject"]: one["status"] for one in map(json.loads, done.stdout.splitlines())}
+    assert (done.returncode, findings["lookup 127.0.0.1:1"]) == (1, "error")
+    assert {findings[name] for name in ("nodes", "client without TLS")} == {"ok"}
 
 
 def test_the_doctor_recognizes_a_tcp_port(cluster: Cluster) -> None:
@@ -216,6 +226,21 @@ def test_top_is_sorted_by_key_press_and_quit(cluster: Cluster) -> None:
     assert "Traceback" not in terminal.shown
     piped = run("top", *where)
     assert (piped.returncode, b"top needs a terminal" in piped.stderr) == (2, True)
+
+
+def test_top_shows_an_error_until_the_cluster_responds_again() -> None:
+    with Cluster(nodes=1) as cluster, Terminal("top", "--interval", "0.1", "--lookupd", cluster.lookupd[0]) as terminal:
+
+        def frame() -> str:
+            terminal.shown = ""
+            terminal.wait_for("q: quit")
+            return terminal.shown
+
+        assert "lookup" not in frame()
+        cluster.kill("l1")
+        eventually(lambda: "no lookup node" in frame(), seconds=30.0)
+        cluster.restart("l1")
+        eventually(lambda: "no lookup node" not in frame(), seconds=30.0)
 
 
 def test_keys_choose_column_and_direction() -> None:

@@ -38,6 +38,8 @@ def test_an_option_is_shown_and_changed(pair: Cluster) -> None:
         {"node": node, "option": "verbose", "value": True}
     ]
     assert lines("node", "option", node, "verbose", *where)[0]["value"] is True
+    unconfirmed = run("node", "option", node, "verbose", "--set", "", *where)
+    assert (unconfirmed.returncode, b"not done without a confirmation" in unconfirmed.stderr) == (2, True)
     refused = run("node", "option", node, "no_such_option", *where)
     assert (refused.returncode, b"has no option" in refused.stderr) == (2, True)
 

@@ -77,6 +77,7 @@ def test_every_series_that_is_judged_exists_with_its_labels() -> None:
             "nothing dropped, no dead letters",
         ),
         ("nsqext_outbox_waiting_messages 0\nnsqext_outbox_relays 1", "ok", "0 messages waiting; 1 relay"),
+        ("nsqext_outbox_waiting_messages 0\nnsqext_outbox_relays 0", "ok", "0 messages waiting; 0 relays"),
         (
             "nsqext_outbox_waiting_messages 2\nnsqext_outbox_oldest_seconds 3\nnsqext_outbox_relays 0",
             "error",
@@ -194,7 +195,14 @@ def test_the_doctor_explains_pages_without_metrics(cluster: Cluster, page: bytes
 
 def test_the_doctor_refuses_what_is_no_url_and_explains_what_does_not_respond(cluster: Cluster) -> None:
     where = ("--lookupd", cluster.lookupd[0])
-    for url in ("billing:8080/metrics", "http://[/metrics", "http:///metrics", "http://a b/", "http://a:99999/"):
+    for url in (
+        "billing:8080/metrics",
+        "http://[/metrics",
+        "http:///metrics",
+        "http://a b/",
+        "http://a/b c",
+        "http://a:99999/",
+    ):
         done = run("doctor", "--metrics", url, *where)
         assert (done.returncode, done.stdout, b"is not an HTTP URL" in done.stderr) == (2, b"", True), url
     done = run("doctor", "--metrics-namespace", "mine", *where)

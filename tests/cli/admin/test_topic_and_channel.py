@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from secrets import token_hex
+from typing import Any
 
 import pytest
 
 from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.cli import main
+from nsqext.lookup.client import LookupClient
 from nsqext.sync import Consumer
 from tests.support.command_line import Terminal, lines, run, started
 
@@ -198,6 +200,23 @@ def test_lookup_shows_nodes_topics_and_partitions(cluster: Cluster) -> None:
     assert (meta["meta"]["partition_num"], meta["meta"]["extend_support"]) == (2, True)
     leaders = {one["partition"]: one["leader"] for one in partitions}
     assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
+
+
+def test_lookup_shows_the_partitions_for_producers_or_consumers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(client: LookupClient, topic: str, access: str) -> Any:
+        accesses.append(access)
+        return await known(client, topic, access)
+
+    accesses: list[str] = []
+    known, topic = LookupClient.lookup, fresh()
+    cluster.create_topic(topic, channels=["c"])
+    monkeypatch.setattr(LookupClient, "lookup", look)
+    for words in ((), ("--access", "w")):
+        with pytest.raises(SystemExit, match="0"):
+            main(["lookup", topic, *words, "--lookupd", cluster.lookupd[0]])
+    assert accesses == ["r", "w"]
 
 
 def test_what_is_confirmed_at_a_terminal_is_deleted(cluster: Cluster) -> None:

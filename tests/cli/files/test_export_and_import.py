@@ -7,8 +7,10 @@ import gzip
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +44,8 @@ def source(cluster: Cluster) -> str:
     cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
     with Producer(cluster.lookupd) as producer:
         for partition in range(2):
-            bodies = [b"%d-%d" % (partition, number) for number in range(MESSAGES - 5)]
+            # the ends of a file, by which an import recognizes it, are not all of it
+            bodies = [b"%d-%d" % (partition, number) + b"." * 60 for number in range(MESSAGES - 5)]
             special = [
                 OutgoingMessage(b"\xff\x00", {"user": "ann"}, "blue", 7, "k"),
                 OutgoingMessage(b"three", key="k"),
@@ -137,6 +140,34 @@ def test_a_killed_export_does_not_continue_with_another_topic_of_that_name(
     assert b"it was created again, or its leader has lost messages" in found.stderr
     shutil.rmtree(tmp_path / "all.parquet.progress")
     assert lines(*words)[-1]["messages"] == 2 * count
+
+
+def test_a_part_ends_at_a_number_of_bytes(
+    cluster: Cluster,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def in_pieces(*arguments: Any, **given: Any) -> Iterator[pa.RecordBatch]:
+        for batch in read(*arguments, **given):
+            for place in range(0, batch.num_rows, 10):
+                sizes.append(batch.slice(place, 10).nbytes)
+                yield batch.slice(place, 10)
+
+    sizes, read = list[int](), nsqext.arrow.read
+    monkeypatch.setattr(nsqext.arrow, "read", in_pieces)
+    monkeypatch.setattr(export, "_PART_BYTES", 1 << 40)
+    words = ("export", source, "--lookupd", cluster.lookupd[0])
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, str(tmp_path / "whole.jsonl")])
+    assert len(capsys.readouterr().out.splitlines()) == 3  # a part of each partition, and the end
+    monkeypatch.setattr(export, "_PART_BYTES", 3 * max(sizes))
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, str(tmp_path / "parts.jsonl")])
+    ends = [json.loads(line)["exported"] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert len(ends) > 5
+    assert [end for start, end in pairwise([0, *ends]) if end - start < 30 and end % MESSAGES] == []
 
 
 def test_an_export_that_was_killed_while_it_deleted_its_progress_reads_again_what_is_missing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 import pytest
@@ -211,6 +211,19 @@ def test_a_replay_notes_each_file_and_keeps_the_partitions_of_messages_without_k
     assert {(one["body"], one["partition"]) for one in found} == {("x", own), ("a", own), ("b", 1), ("c", 1)}
 
 
+def test_the_options_of_rotation_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def make(*arguments: object, **given: object) -> NoReturn:
+        found.append((*arguments, given))
+        raise InvalidInput("recorded")
+
+    found: list[tuple[object, ...]] = []
+    monkeypatch.setattr("nsqext.cli.files.record.MessageFiles", make)
+    words = ("--rotate-mb", "1.5", "--rotate-seconds", "7", "--lookupd", "h:1")
+    with pytest.raises(SystemExit, match="2"):
+        main(["record", "orders", "--to", str(tmp_path), *words])
+    assert found == [(tmp_path, "orders", {"max_bytes": 3 << 19, "max_age": 7.0})]
+
+
 def test_files_are_rotated_and_read_in_order(tmp_path: Path) -> None:
     one = len(gzip.compress(b'{"body":"0"}\n'))
     files = MessageFiles(tmp_path, "orders#ephemeral", max_bytes=one + 1, max_age=0)
@@ -227,6 +240,12 @@ def test_an_incomplete_member_at_the_end_is_left_out(tmp_path: Path, kept: int) 
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(whole + cut[:kept])
     assert recorded(tmp_path) == ["whole"]
+
+
+def test_empty_lines_between_messages_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_bytes(b'{"body":"a"}\n\n{"body":"b"}\n \n')
+    found = [(entry.number, entry.record) for entry in read_entries(tmp_path / "1.jsonl")]
+    assert found == [(1, {"body": "a"}), (2, {"body": "b"})]
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

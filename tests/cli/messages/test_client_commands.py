@@ -131,7 +131,7 @@ def test_an_error_of_the_program_is_not_hidden_by_one_of_a_server() -> None:
 
 def test_anchor_channels_of_spark(cluster: Cluster) -> None:
     address, topic = cluster.lookupd[0], f"t_{token_hex(4)}"
-    cluster.create_topic(topic, partitions=2, extend=True, channels=["query", "service"])
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["query", "service", "tail#ephemeral"])
     lines("pub", topic, "one", "two", "three", "--partition", "1", "--lookupd", address)
     words = ("--lookupd", address)
     lines("tail", topic, "--channel", "service", "--count", "3", *words)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.delays import DelayStore
+from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.transactions import schema_sql
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import lines, run, started
@@ -36,7 +42,8 @@ def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) ->
             (found,) = lines("tail", "orders", "--channel", "ch", "--count", "1", *where)
             assert found["body"] == "soon"
             metrics = plain_http.get(f"http://{address}/metrics").text
-            assert "nsqext_consumer_connections{" in metrics and "nsqext_producer_connections{" in metrics
+            names = ("consumer_connections{", "producer_connections{", "delay_waiting_messages{")
+            assert [name for name in names if f"\nnsqext_{name}" not in metrics] == []
             eventually(lambda: len(lines("delay", "list", *store)) == 2)
             assert lines("delay", "cancel", "never", "--yes", *store) == [
                 {"identity": "never", "cancelled": True, "result": "cancelled"}
@@ -47,6 +54,48 @@ def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) ->
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         assert len(lines("delay", "list", *store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("relay", "line", "expected"),
+    [
+        (
+            "nsqext.delays.DelayRelay",
+            "delay run --store {}/store --topic t --channel c --keep 7",
+            {"topic": "t", "channel": "c", "keep": 7.0},
+        ),
+        (
+            "nsqext.transactions.OutboxRelay",
+            "outbox relay --database sqlite:///{}/outbox.db --batch 3 --poll 0.25",
+            {"batch": 3, "poll": 0.25},
+        ),
+    ],
+    ids=["delay", "outbox"],
+)
+def test_the_options_of_a_command_are_those_of_its_relay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, relay: str, line: str, expected: dict[str, object]
+) -> None:
+    def make(store: object, **given: object) -> NoReturn:
+        found.append(given)
+        raise InvalidSetting("recorded")
+
+    found: list[dict[str, object]] = []
+    with closing(sqlite3.connect(tmp_path / "outbox.db")) as connection:
+        connection.executescript(schema_sql("sqlite"))
+    monkeypatch.setattr(relay, make)
+    with pytest.raises(SystemExit, match="2"):
+        main([*line.format(tmp_path).split(), "--lookupd", "h:1"])
+    assert found == [expected]
+
+
+def test_a_relay_needs_no_lookup_service(tmp_path: Path) -> None:
+    with Cluster(nodes=1, generation="original") as cluster:
+        words = ("--store", str(tmp_path / "store"), "--nsqd", cluster.nodes["n1"].tcp)
+        with started("delay", "run", *words) as process:
+            assert process.stdout is not None
+            assert b'"delayed"' in process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
 
 
 def test_what_is_set_aside_is_listed_and_a_late_cancel_says_so(tmp_path: Path) -> None:

@@ -10,24 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import httpx
 import pytest
 
-from nsqext import BatchFailed, Message, MessageBatch, Producer, Receipt, Requeue, sync
+from nsqext import Admin, BatchFailed, Consumer, Message, MessageBatch, Producer, Receipt, Requeue, sync
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.cli import main
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.messages.mirror import Kept, Mirror, Placement
 from nsqext.cli.messages.relay_run import RelayRun, Running
-from nsqext.errors import MessageNotInFlight, NotSent, NsqError
+from nsqext.client.tasks import first_error
+from nsqext.errors import MessageNotInFlight, NotSent, NsqError, OperationNotSupported
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import Process, Terminal, lines, run, started
 from tests.support.numbered_keys import KEYS, Publisher, disordered, lost
+
+if TYPE_CHECKING:
+    from nsqext.admin import NodeStatus
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -365,6 +370,58 @@ def test_the_first_error_of_a_relay_ends_it() -> None:
     run.give_up(first)
     run.give_up(NotSent("second"))
     assert run.error is first
+
+
+@pytest.mark.parametrize(
+    ("count", "key", "words", "expected"),
+    [
+        (2, "k", {}, 1),
+        (4, "k", {}, None),
+        (4, None, {}, 1),
+        (1, None, {}, 0),
+        (2, "7", {"key_member": "customer.id"}, None),
+        (4, "k", {"without_headers": True}, 1),
+    ],
+)
+def test_a_message_stays_in_its_partition_unless_its_key_may_be_of_another(
+    count: int, key: str | None, words: dict[str, Any], expected: int | None
+) -> None:
+    placement = Placement(TopicMeta(partition_num=2), TopicMeta(partition_num=count), Kept(**words))
+    message = cast("Message", SimpleNamespace(node="n1", partition=1))
+    assert placement.partition(message, key) == expected
+
+
+def test_a_relay_waits_for_the_nodes_of_its_target(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nodes, the target was the original NSQ."""
+    known, looks = Admin.nodes, list[None]()
+
+    async def nodes(admin: Admin) -> tuple[NodeStatus, ...]:
+        looks.append(None)
+        return () if len(looks) == 1 else await known(admin)
+
+    source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    cluster.create_topic(source, extend=True, channels=["relay"])
+    monkeypatch.setattr(Admin, "nodes", nodes)
+    with pytest.raises(SystemExit, match="0"):
+        main(["relay", source, "--to", target, "--until-end", *where(cluster)])
+    assert cluster.topics[target] == ["default"]
+
+
+def test_a_relay_ends_with_an_error_that_another_consumer_would_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(*_: object, **__: object) -> None:
+        raise OperationNotSupported("no such channels")
+
+    def consumer() -> Consumer:
+        opened.append(None)
+        assert len(opened) == 1, "it is not opened again"
+        return cast("Consumer", SimpleNamespace())
+
+    opened = list[None]()
+    run = RelayRun(ServerAccess(nsqd="h:1"), "orders", "relay", "copies", Running())
+    monkeypatch.setattr(ServerAccess, "serve", serve)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        anyio.run(run.serve, consumer)
+    assert isinstance(first_error(raised.value), OperationNotSupported)
 
 
 def test_a_body_is_read_once_for_the_lane_and_the_partition() -> None:

@@ -90,12 +90,14 @@ def test_bytes_arrive_without_the_marks_of_an_editor(
     assert {one.get("body", one.get("body_base64")) for one in found} == {"a", "/w=="}
 
 
-def test_options_win_over_the_headers_of_a_record(cluster: Cluster, topic: str) -> None:
+def test_options_win_over_the_properties_of_a_record(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
-    record = b'{"body": "a", "headers": {"user": "42", "own": "1"}}\n'
-    lines("pub", topic, "--format", "json", "--header", "user=43", *where, stdin=record)
+    record = b'{"body": "a", "headers": {"user": "42", "own": "1"}, "tag": "a", "key": "k", "trace_id": 7}\n'
+    options = ("--header", "user=43", "--tag", "b", "--key", "l", "--trace-id", "8")
+    lines("pub", topic, "--format", "json", *options, *where, stdin=record)
     (found,) = lines("tail", topic, *END, *where)
     assert found["headers"] == {"user": "43", "own": "1"}
+    assert (found["tag"], found["key"], found["trace_id"]) == ("b", "l", 8)
 
 
 def test_large_numbers_of_headers_stay_exact(cluster: Cluster, topic: str) -> None:
@@ -223,9 +225,10 @@ def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
     assert sorted(raw.stdout.splitlines()) == [b"m0", b"m1", b"m2", b"m3"]
 
 
-def test_the_rate_is_limited(cluster: Cluster, topic: str) -> None:
+@pytest.mark.parametrize(("bodies", "given"), [((), b"a\n" * 21), (("a",) * 21, b"")], ids=["lines", "arguments"])
+def test_the_rate_is_limited(cluster: Cluster, topic: str, bodies: tuple[str, ...], given: bytes) -> None:
     began = time.monotonic()
-    lines("pub", topic, "--rate", "20", stdin=b"a\n" * 21, NSQEXT_LOOKUPD=cluster.lookupd[0])
+    lines("pub", topic, *bodies, "--rate", "20", stdin=given, NSQEXT_LOOKUPD=cluster.lookupd[0])
     assert time.monotonic() - began >= 1.0
 
 
@@ -434,6 +437,8 @@ def test_lines_are_read_whatever_the_chunks_are(tmp_path: Path, monkeypatch: pyt
     for content in (b"", b"\n", b"a\nbb\n\nccccccc\nd", b"abc", b"abc\n", b"\n\nabcdef\n"):
         (tmp_path / "lines").write_bytes(content)
         assert anyio.run(read, tmp_path / "lines") == content.splitlines(keepends=True)
+    (tmp_path / "lines").write_bytes(b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n\xef\xbb\xbfc")
+    assert anyio.run(read, tmp_path / "lines") == [b"a\n", b"\xef\xbb\xbfb\n", b"\xef\xbb\xbfc"], "one mark of a file"
     assert anyio.run(read, Path("/dev/null")) == [], "it cannot be polled"
     monkeypatch.setattr("nsqext.cli.messages.pub._LONGEST_LINE", 5)
     (tmp_path / "lines").write_bytes(b"short\nlonger\n")

@@ -14,6 +14,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +25,9 @@ from nsqext.cli.messages.relay import TargetCluster
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started, unexpected
+
+if TYPE_CHECKING:
+    from nsqext import Lookup
 
 
 def make_topic(cluster: Cluster, *channels: str) -> str:
@@ -203,6 +207,22 @@ def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:
     assert (found["body"], found["headers"]) == ("one", {})
 
 
+def test_a_replay_of_dead_letters_has_the_options_of_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def replay(topic: str, *, lookupd: Lookup, **given: object) -> int:
+        found.append((topic, given))
+        return 3
+
+    found: list[tuple[str, dict[str, object]]] = []
+    monkeypatch.setattr("nsqext.replay_dead_letters", replay)
+    words = ("--channel", "again", "--idle", "2.5", "--url", "nsq://h:1?connect_timeout=7")
+    with pytest.raises(SystemExit, match="0"):
+        main(["deadletters", "replay", "dead", *words])
+    assert found == [("dead", {"channel": "again", "idle": 2.5, "connect_timeout": 7.0})]
+    assert json.loads(capsys.readouterr().out) == {"topic": "dead", "replayed": 3}
+
+
 def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None:
     topic, where = make_topic(cluster), ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "one", "--trace-id", "7", *where)
@@ -233,6 +253,8 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert topic in [one["topic"] for one in lines("topic", "list")]
     lines("config", "use", "there")
     assert run("topic", "list").returncode == 2
+    unnamed = run("bench")
+    assert (unnamed.returncode, b"no topic is given" in unnamed.stderr) == (2, True)
     assert lines("topic", "list", "--context", "here")
     assert lines("topic", "list", NSQEXT_LOOKUPD=cluster.lookupd[0])
     assert lines("topic", "list", "--url", f"nsq://{cluster.lookupd[0]}")

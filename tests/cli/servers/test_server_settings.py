@@ -83,6 +83,19 @@ def test_the_flags_of_the_redesigned_nsqd_that_change_what_clients_see(monkeypat
     assert dict(found.limits) == {"msg_timeout": 120.0, "max_msg_size": 10, "max_output_buffer_timeout": 0.02}
 
 
+def test_the_limits_of_nsqd_are_those_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = "max-msg-size max-body-size max-rdy-count max-output-buffer-size max-channel-consumers max-deflate-level"
+    times = "msg-timeout max-msg-timeout max-req-timeout max-heartbeat-interval max-output-buffer-timeout"
+    times += " min-output-buffer-timeout output-buffer-timeout"
+    expected: dict[str, object] = {name.replace("-", "_"): number + 1 for number, name in enumerate(sizes.split())}
+    words = [f"-{name}={number + 1}" for number, name in enumerate(sizes.split())]
+    expected |= {name.replace("-", "_"): number + 1.0 for number, name in enumerate(times.split())}
+    words += [f"-{name}={number + 1}s" for number, name in enumerate(times.split())]
+    others = {"topology_region": "r", "topology_zone": "z", "deflate": False, "snappy": False}
+    words += ["-topology-region=r", "-topology-zone=z", "-deflate=false", "-snappy=false"]
+    assert dict(nsqd_settings(monkeypatch, *words).limits) == {**expected, **others}
+
+
 def test_the_redesigned_nsqd_flushes_every_fourth_sync_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [nsqd_settings(monkeypatch, "-generation=redesigned", *words) for words in ((), ("-sync-timeout=500ms",))]
     assert [settings.node.flush_interval for settings in found] == [8.0, 2.0]

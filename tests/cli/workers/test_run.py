@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -28,6 +28,7 @@ from tests.support.blocking_client import eventually
 from tests.support.command_line import run, started
 
 if TYPE_CHECKING:
+    from nsqext.app.health import Health
     from nsqext.broker import Cluster
 
 NODES = 2
@@ -67,6 +68,19 @@ import sniffio
 @app.lifespan
 async def names_the_library(app):
     print("runs on", sniffio.current_async_library(), file=sys.stderr)
+    yield
+"""
+
+
+REFUSES = """
+import nsqext
+from nsqext.errors import InvalidSetting
+
+app = nsqext.App()
+
+@app.lifespan
+async def check(app):
+    raise InvalidSetting("the store has no name")
     yield
 """
 
@@ -193,6 +207,29 @@ def test_workers_that_do_not_drain_in_time_are_killed(caplog: pytest.LogCaptureF
         assert anyio.run(supervisor.run) == 1
 
 
+def test_health_does_not_wait_for_a_worker_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsqext.run")
+    monkeypatch.setattr("nsqext.cli.workers.run._STATUS_TIMEOUT", 3600.0)
+    monkeypatch.setattr("nsqext.cli.workers.run._FIRST_PAUSE", 3600.0)
+    worker = "import os, sys; os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read(1); sys.exit(5)"
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1)
+
+    async def ask() -> Mapping[int, Health]:
+        ready = anyio.Event()
+        with when_ready(ready.set):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.run)
+                await ready.wait()
+                with anyio.fail_after(25):
+                    found = await supervisor.ask_health()
+                supervisor.stop()
+        return found
+
+    assert anyio.run(ask)[1].reasons == ("does not respond",)
+
+
 def test_a_worker_that_fails_while_it_drains_is_a_failure_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nsqext.run")
     worker = (
@@ -203,6 +240,30 @@ def test_a_worker_that_fails_while_it_drains_is_a_failure_of_the_program(caplog:
     with when_ready(supervisor.stop):
         assert anyio.run(supervisor.run) == 1
     assert "worker 1 exited with status 5 while it drained" in caplog.text
+
+
+@pytest.mark.parametrize(("stable", "expected"), [(60.0, [0.01, 0.02, 0.04]), (0.0, [0.01, 0.01, 0.01])])
+def test_the_pauses_of_a_worker_that_ends_early_double(
+    monkeypatch: pytest.MonkeyPatch, stable: float, expected: list[float]
+) -> None:
+    def look(record: logging.LogRecord) -> bool:
+        if "restarting it" in record.msg and isinstance(record.args, tuple):
+            pauses.append(record.args[2])
+            if len(pauses) == 3:
+                supervisor.stop()
+        return True
+
+    pauses: list[object] = []
+    monkeypatch.setattr("nsqext.cli.workers.run._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("nsqext.cli.workers.run._STABLE", stable)
+    supervisor = Supervisor([sys.executable, "-I", "-c", "raise SystemExit(5)"], 1)
+    logger = logging.getLogger("nsqext.run")
+    logger.addFilter(look)
+    try:
+        assert anyio.run(supervisor.run) == 0
+    finally:
+        logger.removeFilter(look)
+    assert pauses == expected
 
 
 def test_a_worker_that_starts_while_the_supervisor_stops_is_ended(
@@ -258,10 +319,15 @@ def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_
     cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    (tmp_path / "env").mkdir()
+    for name in ("pyvenv.cfg", "library.py"):
+        (tmp_path / "env" / name).touch()
     with program(tmp_path, cluster, "service:app", "--reload") as running:
         running.wait_log("all workers are ready: 1")
+        (tmp_path / "env" / "library.py").write_text("installed = True")
         (tmp_path / "service.py").write_text("def")
         running.wait_log("SyntaxError")
+        assert "library.py changed" not in running.log
         (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="new "))
         running.wait_log("all workers are ready: 1", 2)
         publish(cluster, topic, "x")
@@ -360,11 +426,13 @@ async def wait(app):
     ("source", "place", "workers", "reason"),
     [
         ("", "absent:app", 2, "no module 'absent'"),
+        ("", "absent.inner:app", 1, "no module 'absent'"),
         ("app = 1", "service:app", 1, "is not an nsqext.App"),
         ("import absent", "service:app", 1, "cannot be imported"),
         ("", ":app", 1, "names no module"),
         ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", 1, "tls_key"),
         ("import nsqext\napp = nsqext.App('127.0.0.1:1')", "service:app", 1, "neither handlers nor lifespans"),
+        (REFUSES, "service:app", 1, "the store has no name"),
     ],
 )
 def test_a_program_that_cannot_start_ends(

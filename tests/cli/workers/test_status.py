@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import sync
 from nsqext.app.health import Health
-from nsqext.cli.status_page import StatusPage, combined_health, combined_metrics
+from nsqext.cli.status_page import StatusPage, combined_health, combined_metrics, listen_for_status
 from tests.cli.workers.test_run import Program, program
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
@@ -217,6 +217,11 @@ def test_an_invalid_address_is_refused(cluster: Cluster, tmp_path: Path, given: 
     with program(tmp_path, cluster, "service:app", "--http", given) as running:
         assert running.end() == 2
     assert "is not HOST:PORT" in running.log
+
+
+def test_an_address_of_ipv6_has_brackets() -> None:
+    with listen_for_status("[::1]:0") as listener:
+        assert listener.getsockname()[0] == "::1"
 
 
 def test_an_address_in_use_is_refused(cluster: Cluster, tmp_path: Path) -> None:

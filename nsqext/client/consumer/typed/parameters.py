@@ -308,9 +308,10 @@ class _Planner:
             ) from None
 
     def _source(self, parameter: inspect.Parameter, annotation: Any, *, body: bool) -> _Source | _Dependency | None:
+        base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        self._check_marker(parameter, markers)
         if is_message(annotation):
             return lambda message: message
-        base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         for marker in markers:
             if isinstance(marker, _Field):
                 self._fields.add(marker)
@@ -335,6 +336,17 @@ class _Planner:
             )
         self._body, self._kind = parameter.name, annotation
         return _body(annotation)
+
+    def _check_marker(self, parameter: inspect.Parameter, markers: list[Any]) -> None:
+        """Refuse a marker in place of a default, and one that was not called: the parameter would receive the body."""
+        default = parameter.default
+        if isinstance(default, (Header, Depends)) or any(
+            one is Header or one is Depends for one in (default, *markers)
+        ):
+            raise InvalidSetting(
+                f"the marker of the parameter {parameter.name!r} of the handler {self._name} has no effect",
+                hint=f"write {parameter.name}: Annotated[..., Depends(function)] or Annotated[str, Header()]",
+            )
 
     def _dependency(self, function: Callable[..., Any]) -> _Dependency:
         if function in self._planning:

@@ -307,3 +307,30 @@ def test_handlers_that_cannot_be_called() -> None:
     ):
         with pytest.raises(InvalidSetting, match=reason):
             plan_call(function)
+
+
+def test_a_marker_that_has_no_effect_is_refused() -> None:
+    """The handler received the marker, the body or the message."""
+
+    def stock() -> int:
+        return 1
+
+    async def default(order: Order, count: int = Depends(stock)) -> None: ...  # type: ignore[assignment]
+
+    async def bare(order: Order, count=Depends(stock)) -> None: ...  # type: ignore[no-untyped-def]  # noqa: B008
+
+    async def header_default(order: Order, user: str = Header("user")) -> None: ...  # type: ignore[assignment]
+
+    async def uncalled(user: Annotated[str, Header]) -> None: ...
+
+    async def uncalled_depends(count: Annotated[int, Depends]) -> None: ...
+
+    for function, name in (
+        (default, "count"),
+        (bare, "count"),
+        (header_default, "user"),
+        (uncalled, "user"),
+        (uncalled_depends, "count"),
+    ):
+        with pytest.raises(InvalidSetting, match=rf"the marker of the parameter '{name}' of .* has no effect"):
+            plan_call(function)

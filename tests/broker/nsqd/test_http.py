@@ -222,6 +222,8 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404
     empty = {"Content-Length": "1", **V1}
     assert _status(await web.post("/pub?topic=t&partition=0", b"", empty)) == (406, '{"message":"MSG_EMPTY"}')
+    batch = "/mpub?topic=t&partition=0&binary=true"
+    assert _status(await web.post(batch, b"\0\0\0\0", v1=True)) == (413, '{"message":"BAD_BODY"}')
     finish = "/message/finish?topic=t&partition=0&channel=ch&msgid="
     for number, text in (("x", "INVALID_REQUEST"), ("2", "E_FAILED_ON_NOT_LEADER")):
         assert _status(await web.post(finish + number)) == (400, f'{{"message":"{text}"}}')

@@ -137,6 +137,18 @@ async def test_a_wakeup_is_not_missed_and_occurs_once() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_cancelled_wait_leaves_a_wakeup_to_the_next() -> None:
+    wakeup = Wakeup()
+    wakeup.wake()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await wakeup.wait()
+    with anyio.fail_after(25):
+        await wakeup.wait()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.anyio
 async def test_waiters_are_woken_together_and_later_ones_wait_for_the_next_call() -> None:
     waiters, woken = Waiters(), []
 

@@ -16,6 +16,7 @@ from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import read_lookup
 from nsqext.types import Address
+from tests.support.clock import run_in_virtual_time
 from tests.support.fake_lookupd import Held, LookupNodes, lookup_json, node_json, not_found, recorded
 
 pytestmark = pytest.mark.anyio
@@ -320,6 +321,24 @@ async def test_a_much_slower_node_is_not_waited_for(nodes: LookupNodes) -> None:
         slow, quick = sorted(await client.lookup("orders"), key=lambda answer: answer.source)
     assert quick.found
     assert "straggler_timeout" in str(slow.error)
+
+
+def test_a_second_response_gives_the_others_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.9)
+        return httpx.Response(200, json=FOUND)
+
+    async def ask() -> None:
+        nodes = LookupNodes()
+        for name, answer in (("a:4161", FOUND), ("b:4161", slow), ("c:4161", stuck)):
+            nodes.lists(name)
+            nodes.finds(name, answer)
+        client = client_of(nodes, "a:4161,b:4161,c:4161", straggler_timeout=1.0)
+        began = anyio.current_time()
+        assert [answer.found for answer in await client.lookup("orders")] == [True, True, False]
+        assert anyio.current_time() - began == pytest.approx(1.0)
+
+    run_in_virtual_time(monkeypatch, ask)
 
 
 async def test_a_long_list_of_lookup_nodes_is_requested_in_portions(nodes: LookupNodes) -> None:

@@ -101,6 +101,16 @@ async def test_the_last_user_closes_it_and_it_can_be_opened_again(nodes: LookupN
             await cache.refresh("t")
 
 
+async def test_the_list_of_topics_is_read_again_when_it_is_opened_again(nodes: LookupNodes) -> None:
+    listed = nodes.route("a:4161", "/topics", {"topics": ["one"]})
+    cache = cache_of(nodes)
+    for count in (1, 2):
+        cache.acquire()
+        assert await cache.topics(max_age=60) == ("one",)
+        assert listed.call_count == count
+        await cache.release()
+
+
 async def test_fixed_nodes_can_be_used_again() -> None:
     cache = MetadataCache(nsqd="n1:4150")
     for _ in range(2):

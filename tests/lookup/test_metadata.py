@@ -193,6 +193,7 @@ async def test_a_list_of_topics_may_be_as_old_as_is_asked_for(nodes: LookupNodes
     for max_age, requests in ((60, 1), (60, 1), (0, 2)):
         assert await cache.topics(max_age=max_age) == ("one",)
         assert listed.call_count == requests
+    assert cache.answer_age is not None
 
 
 async def test_each_waiting_task_raises_its_own_error(nodes: LookupNodes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -126,6 +127,23 @@ async def test_a_leader_that_failed_is_not_known_until_lookup_was_asked() -> Non
         assert (await locator.leader("orders", 0))[0] == leader
         assert len(lookup.questions) > asked
         assert locator.known(keys).keys() == {*keys}
+
+
+async def test_a_new_leader_that_fails_while_lookup_is_asked_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with locating() as (locator, lookup):
+        lookup.set_leaders({0: lookup.address}, num=1)
+        leader, _ = await locator.leader("orders", 0)
+        other, refresh = Address("127.0.0.1", 1), locator._metadata.refresh
+
+        async def refresh_and_fail(*arguments: Any) -> None:
+            await refresh(*arguments)
+            locator.distrust("orders", 0, Leader(other, leader.http))
+
+        monkeypatch.setattr(locator._metadata, "refresh", refresh_and_fail)
+        locator.distrust("orders", 0, leader)
+        lookup.set_leaders({0: other}, num=1)
+        assert (await locator.leader("orders", 0))[0].tcp == other
+        assert locator.known([("orders", 0)]) == {}
 
 
 async def test_lookup_is_asked_again_for_a_partition_without_a_leader() -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from anyio.from_thread import BlockingPortal
@@ -659,6 +659,41 @@ def test_a_large_request_is_sent_while_the_server_reads() -> None:
         served.result(30)
 
 
+def test_a_request_over_a_socket_with_the_number_of_a_closed_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAP", "_TICK"):
+        monkeypatch.setattr(thread_connections, name, 60.0)
+    with blocking() as (shared, right), ThreadPoolExecutor(1) as threads:
+        number = shared.connection.fileno()
+        lost = threads.submit(shared.request, pub(b"x" * _BIG), float("inf"))
+        until(lambda: shared.connection.sending)
+        right.close()
+        with pytest.raises(ConnectionLost):
+            lost.result(25)
+        ours, peer = socket.socketpair()
+        if peer.fileno() == number:
+            ours, peer = peer, ours
+        given = ours.detach()
+        os.dup2(given, number)
+        if given != number:
+            os.close(given)
+        left = Socket(fileno=number)
+        left.setblocking(False)
+        connection = Connection(left, Address("127.0.0.1", 2), max_frame_size=1000)
+        connection.protocol.read_ahead()
+        shared.connections.add(connection)
+        data = pub(b"y" * _BIG)
+        command = Command(connection, data, float("inf"))
+        sent = threads.submit(shared.connections.run, command)
+        with peer:
+            peer.settimeout(25)
+            unread = len(data)
+            while unread:
+                unread -= len(peer.recv(1 << 20))
+            peer.sendall(ok(b"y"))
+            sent.result(25)
+        assert command.result() == b"y"
+
+
 def test_a_late_response_belongs_to_its_own_request() -> None:
     with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
         with pytest.raises(RequestTimeout):
@@ -803,6 +838,32 @@ def test_a_thread_that_waits_for_a_tick_reads_after_it(monkeypatch: pytest.Monke
             until(lambda: len(shared.connections._sleeping) == 1)
             leave.set()
             ticks.result(25)
+        assert right.recv(100) == pub(b"x")
+        right.sendall(ok(b"x"))
+        assert waiting.result(25) == b"x"
+
+
+def test_a_request_that_waits_while_a_connection_is_retired_is_sent_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_connections, "_TICK", 60.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    class Retired:
+        closed = False
+
+        @property
+        def in_flight(self) -> int:
+            entered.set()
+            assert leave.wait(25)
+            return 1
+
+    with blocking() as (shared, right), ThreadPoolExecutor(2) as threads:
+        right.settimeout(25)
+        retires = threads.submit(shared.connections.retire, cast("Connection", Retired()))
+        assert entered.wait(25)
+        waiting = threads.submit(shared.request, pub(b"x"), float("inf"))
+        until(lambda: shared.connections._reader)
+        leave.set()
+        assert not retires.result(25)
         assert right.recv(100) == pub(b"x")
         right.sendall(ok(b"x"))
         assert waiting.result(25) == b"x"

@@ -54,6 +54,22 @@ async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyP
         assert connection.closed
 
 
+async def test_heartbeats_do_not_restart_the_timeout_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    replace_clock(monkeypatch, lambda: now[0])
+    async with connected_peer(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
+        caller = Caller(connection, pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        now[0] += 0.2
+        tasks.start_soon(peer.heartbeat)
+        await until(lambda: connection.protocol.heartbeats, connection)
+        now[0] += 0.2
+        connection.tick()
+        await caller.ended.wait()
+        assert type(caller.outcome) is RequestTimeout
+
+
 async def test_a_request_behind_other_writes_has_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [time.monotonic()]
     replace_clock(monkeypatch, lambda: now[0])

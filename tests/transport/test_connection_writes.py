@@ -13,6 +13,7 @@ from nsqext.errors import ConnectionLost, NotSent, NsqError, RequestTimeout
 from tests.support.clock import replace_clock
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import ok
+from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -126,6 +127,29 @@ async def test_drain_sends_pending_writes() -> None:
             tasks.start_soon(connection.drain)
         assert len((await peer.expect("PUB")).body or b"") == _BIG
         assert (await peer.expect("PUB")).body == b"c"
+
+
+@pytest.mark.usefixtures("either_reader")
+async def test_another_task_continues_a_cancelled_drain() -> None:
+    with paired_connection() as (connection, right):
+        scope, left = anyio.CancelScope(), _BIG
+
+        async def give_up() -> None:
+            with scope:
+                await connection.drain()
+
+        connection.write(b"x" * _BIG)
+        with anyio.fail_after(25):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give_up)
+                await settled()
+                tasks.start_soon(connection.drain)
+                await settled()
+                scope.cancel()
+                while left:
+                    await anyio.wait_readable(right)
+                    left -= len(right.recv(1 << 20))
+        assert not connection.sending
 
 
 @pytest.mark.usefixtures("either_reader")

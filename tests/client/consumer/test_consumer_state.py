@@ -15,6 +15,7 @@ from nsqext.client.consumer.subscriptions.subscription_group import Subscription
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, NsqError, ProtocolError
 from tests.support.clock import replace_clock
+from tests.support.sleeps import settled
 from tests.support.subscription_bench import Connection, ready
 
 if TYPE_CHECKING:
@@ -163,6 +164,29 @@ async def test_an_error_that_is_raised_in_the_caller_is_not_logged(
     scene.fail(NsqError("later"))
     assert (scene.state.error, scene.state.ended.is_set(), scene.started.is_set()) == (error, True, True)
     assert caplog.text.count("the consumer cannot continue") == logged
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_error_before_the_first_subscription_is_logged_unless_a_caller_waits(
+    scene: Scene, caplog: pytest.LogCaptureFixture, waits: bool
+) -> None:
+    consumer, error = scene.consumer(), ProtocolError("no nsqd")
+    raised: list[NsqError] = []
+
+    async def wait() -> None:
+        try:
+            await consumer.wait()
+        except NsqError as failure:
+            raised.append(failure)
+
+    with anyio.fail_after(25):
+        async with consumer, anyio.create_task_group() as tasks:
+            if waits:
+                tasks.start_soon(wait)
+                await settled()
+            scene.fail(error)
+    assert raised == [error] * waits
+    assert caplog.text.count("the consumer cannot continue") == (not waits)
 
 
 async def test_a_consumer_is_subscribed_between_its_start_and_its_end(scene: Scene) -> None:

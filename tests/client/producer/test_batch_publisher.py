@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,21 @@ async def test_only_the_messages_that_an_outdated_plan_left_are_published_again(
     )
     assert again == refused
     assert sorted(first + again) == [b"%d" % number for number in range(6)]
+
+
+async def test_what_the_first_plan_has_stored_is_known_when_the_rest_is_refused_again() -> None:
+    calls = Calls(b"OK", ExtendNotSupported("created again"), BadMessage("E_BAD_MESSAGE"))
+    calls.bench.routes.upgrades = [False]
+    with pytest.raises(BatchFailed) as caught:
+        await calls.publish(*(OutgoingMessage(b"x", key=str(number)) for number in range(6)))
+    assert Counter(map(type, caught.value.outcomes)) == {Receipt: 3, BadMessage: 3}
+
+
+async def test_the_first_node_decides_about_headers_of_a_topic_without_metadata() -> None:
+    calls = Calls(meta=TopicMeta())
+    first, _ = calls.bench.routes.made.targets
+    first.node.redesigned = True  # the other node is of the original NSQ
+    assert len(await calls.publish(OutgoingMessage(b"x", {"a": "b"}), partition=0)) == 1
 
 
 async def test_nothing_is_published_again_if_a_batch_failed_for_another_reason() -> None:

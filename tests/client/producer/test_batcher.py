@@ -509,6 +509,27 @@ async def test_failures_behind_a_cancelled_exit_are_logged(caplog: pytest.LogCap
     assert caplog.messages == ["1 messages of a batcher that was left by an exception were not stored: down"]
 
 
+async def test_failures_behind_a_cancelled_exit_are_logged_after_earlier_ones_were_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher, scope = _Publisher(), anyio.CancelScope()
+    publisher.failing, publisher.gate = PublishFailed("down"), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        with scope:
+            async with _made(publisher, tasks, BatcherLimits(max_count=1)) as batcher:
+                for body in (b"1", b"2"):
+                    await batcher.add(body)
+                scope.cancel()
+        first, publisher.gate = publisher.gate, anyio.Event()
+        await until(lambda: publisher.batches)
+        first.set()
+        await until(lambda: caplog.messages)
+        assert len(batcher.take_failed()) == 1
+        publisher.gate.set()
+        await until(lambda: not batcher.pending)
+    assert caplog.messages == ["1 messages of a batcher that was left by an exception were not stored: down"] * 2
+
+
 async def test_failures_that_the_exit_raises_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     publisher = _Publisher()
     publisher.failing = PublishFailed("down")

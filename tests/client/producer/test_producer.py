@@ -23,6 +23,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import BadMessage
 from nsqext.middleware import Middleware
+from tests.support.clock import run_in_virtual_time
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, REDESIGNED, Peer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing, quick
@@ -247,6 +248,19 @@ async def test_a_producer_that_closes_accepts_no_more() -> None:
                 await producer.publish("t", b"late")
             await node.peers[0].close()
     assert bodies(node) == [b"x", b"pending"]
+
+
+def test_batchers_and_publishes_share_the_time_of_a_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def close() -> None:
+        producer = await Producer(nsqd="127.0.0.1:1", close_timeout=5.0, timeout=600.0).start()
+        batcher = await producer.batcher("t").__aenter__()
+        await batcher.add(b"x")
+        began = anyio.current_time()
+        await producer.aclose()
+        assert anyio.current_time() - began == pytest.approx(5.0, abs=0.5)
+        assert len(batcher.take_failed()) == 1
+
+    run_in_virtual_time(monkeypatch, close)
 
 
 async def test_publishes_that_wait_for_their_key_are_not_sent_after_closing() -> None:

@@ -370,11 +370,12 @@ async def test_answers_that_are_out_of_date_are_not_kept(clock: Clock) -> None:
 
 async def test_nodes_of_the_former_map_are_not_wanted_any_more() -> None:
     tested = Table()
-    tested.metadata.views["t"] = view({0: 1})
-    await tested.table.find("t")
-    tested.metadata.views["t"] = view({0: 2})
-    await tested.table.find("t")
-    assert [tested.pool.node(Address("n", number)).wanted for number in (1, 2)] == [False, True]
+    wanted = []
+    for leader in (1, 2, 1):
+        tested.metadata.views["t"] = view({0: leader})
+        await tested.table.find("t")
+        wanted.append([tested.pool.node(Address("n", number)).wanted for number in (1, 2)])
+    assert wanted[1:] == [[False, True], [True, False]]
 
 
 async def test_leaders_that_move_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:

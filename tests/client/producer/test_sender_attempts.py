@@ -294,6 +294,21 @@ async def test_a_partition_without_leader_says_that_it_has_no_channel() -> None:
         await bench.publish(partition=1)
 
 
+@repeated_if_paused(0.02)
+async def test_a_partition_without_leader_may_get_a_channel_meanwhile() -> None:
+    bench, lacking = Bench(timeout=0.1), [True]
+    del bench.routes.leaders[1]
+    bench.routes.renewed()
+
+    async def lacks_channel(topic: str, partition: int | None) -> bool:
+        return bool(lacking and lacking.pop())
+
+    bench.routes.lacks_channel = lacks_channel  # type: ignore[method-assign]
+    with pytest.raises(PublishFailed, match="last error: lookup returned no leader") as caught:
+        await bench.publish(partition=1)
+    assert "no channel" in caught.value.attempts[1].message
+
+
 async def test_a_topic_that_lookup_does_not_answer_for_is_awaited_while_that_makes_sense() -> None:
     bench = Bench()
     bench.routes.known = False

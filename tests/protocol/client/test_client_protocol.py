@@ -84,6 +84,16 @@ def test_a_request_expires_once() -> None:
     assert (client.waiting, client.error) == (0, None), "late responses belong to them"
 
 
+def test_a_request_that_has_expired_keeps_its_error_when_the_connection_ends() -> None:
+    client, (first, second) = _client(2)
+    first.deadline = 10.0
+    client.expire(11.0)
+    expired = first.error
+    client.fail(ConnectionLost("lost"))
+    assert first.error is expired
+    assert type(second.error) is ConnectionLost
+
+
 def test_the_oldest_pending_request_is_woken_to_read() -> None:
     client, replies = _client(3)
     woken: list[int] = []

@@ -34,6 +34,7 @@ async def test_a_requeue_blocks_its_key_only() -> None:
     bench.wait(0.2)
     assert bench.rows() == {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
     assert (first.attempts, first.answered, bench.lanes.waiting) == (2, False, 0)
+    assert not (first.requeued or first.requeue_called), "its handler may return without an answer"
     assert bench.owner.commands == []
     bench.take(first)
     await first.finish()

@@ -228,6 +228,19 @@ async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one
     assert bench.rows() == {"a": ["a1", "a2"]}
 
 
+def test_the_first_connection_to_the_original_nsq_makes_room_as_well() -> None:
+    bench = Bench(1)
+    bench.owner.partition, bench.owner.original, bench.owner.ready = None, True, 2
+    (first,) = bench.put("a1")
+    bench.clock.now += 2.0
+    bench.put("a2", "a3")
+    bench.owner.horizon = bench.clock.now - 1.0
+    bench.expire(first)
+    bench.wait(0.1)
+    bench.wait(1.1)
+    assert bench.owner.commands == [("REQ", b"a3")]
+
+
 @pytest.mark.anyio
 async def test_the_order_is_given_up_when_too_many_messages_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

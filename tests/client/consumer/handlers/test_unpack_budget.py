@@ -133,6 +133,16 @@ async def test_messages_that_wait_for_their_next_attempt_in_lanes_are_packed(clu
     assert sizes == [SIZE] * COUNT
 
 
+def test_the_stored_body_stays_when_a_key_was_read_from_the_unpacked_one() -> None:
+    budget, sent = UnpackBudget(SIZE), compressed(1)
+    message = make_message(RecordingOwner(), 1, sent.body, headers=dict(sent.headers or {}))
+    assert budget.call_unpacked(lambda one: one.body[:6], message) == b"000001"
+    assert (message.body, message.stored_body) == (sent.body, sent.body)
+    message.budget = budget
+    assert message.try_unpack()
+    assert (len(message.body), message.stored_body) == (SIZE, sent.body)
+
+
 def test_a_packed_message_is_unpacked_for_its_next_attempt() -> None:
     budget, sent = UnpackBudget(SIZE), compressed(1)
     message = make_message(RecordingOwner(), 1, sent.body, headers=dict(sent.headers or {}))

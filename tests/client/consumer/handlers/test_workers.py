@@ -263,7 +263,10 @@ def cancel_this_task() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(
+    caplog: pytest.LogCaptureFixture, times: int
+) -> None:
     owner, groups = RecordingOwner(), list[BaseException]()
 
     async def fail() -> None:
@@ -271,7 +274,8 @@ async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(caplog: p
 
     async def handle(message: Message) -> None:
         if message.internal_id == 1:
-            cancel_this_task()
+            for _ in range(times):
+                cancel_this_task()
         elif message.internal_id == 2:
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -441,6 +445,26 @@ async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeyp
     assert flushed == [0, 0, 1, 1, 2, 2, 3, 4], "after more than 0.02 s"
     assert turns & {2, 4, 6, 7}, "others run then"
     assert stall.seconds == [0.022, 0.022, 0.022, 0.03, 0.03]
+
+
+async def test_the_wait_for_a_message_is_no_time_of_its_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, now, queue = RecordingOwner(), [100.0], MessageQueue()
+    replace_clock(monkeypatch, lambda: now[0])
+    subject, _ = workers()
+    subject.stall = stall = Stalls(0.04, "it")
+
+    async def handle(message: Message) -> None:
+        pass
+
+    async with create_task_group() as tasks:
+        subject.start(tasks, MessageHandler(handle), [queue])
+        await anyio.wait_all_tasks_blocked()
+        now[0] += 60.0
+        queue.put([make_message(owner, 1)])
+        await anyio.wait_all_tasks_blocked()
+        queue.stop()
+        await subject.wait()
+    assert (owner.commands, stall.seconds) == (["FIN 1"], [])
 
 
 async def test_a_stopped_queue_hands_out_nothing() -> None:

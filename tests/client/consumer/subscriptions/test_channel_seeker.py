@@ -282,6 +282,23 @@ async def test_a_seek_whose_channel_was_moved_succeeds_though_another_seek_begin
     assert ended == ["moved"]
 
 
+async def test_a_move_ends_all_seeks_that_wait_for_it() -> None:
+    scene, ended = Scene(), list[object]()
+    async with _waiting_seek(scene, ended), _waiting_seek(scene, ended):
+        await scene.move(1)
+    assert ended == ["moved", "moved"]
+
+
+async def test_a_seek_before_the_first_subscription_replaces_the_start_position() -> None:
+    scene, ended = Scene(start=_FIRST), list[object]()
+    assert await scene.start(1) == _FIRST
+    async with _waiting_seek(scene, ended):
+        scene.channels.known = True
+        assert await scene.start(1) == _LAST
+        await scene.move(1)
+    assert ended == ["moved"]
+
+
 async def test_partitions_that_cannot_be_moved_are_refused_before_anything_ends() -> None:
     scene = Scene()
     with pytest.raises(InvalidPartition, match="partition 2 is not consumed") as caught:

@@ -102,6 +102,7 @@ def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> N
     assert flow.shares(5.4) == {0: 1, 1: 1, 2: 1}, "and no other one came"
     backoff.succeeded(6.0)
     assert sorted(settled(flow, 7.0).values()) == [33, 33, 34]
+    assert not receive(flow, 2, 7.1), "messages change no counts any more"
 
 
 def test_a_backoff_asks_every_connection_if_the_one_that_received_last_has_no_message() -> None:

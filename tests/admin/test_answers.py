@@ -34,11 +34,12 @@ def nodes() -> LookupNodes:
 
 
 async def test_the_leader_is_the_first_replica(nodes: LookupNodes) -> None:
-    members = [{"node_id": f"{name}:4260:{port}:7"} for name, port in (("n1", 4150), ("n2", 4152), ("n0", 4150))]
-    for address in ("n1:4151", "n2:4153"):
-        nodes.route(address, "/coordinator/stats", {"topic_coord_stats": [{"isr_stats": members}]})
+    hosts = (("n1", 4150), ("n2", 4152), ("n0", 4150), ("::1", 4150))
+    members = [{"node_id": f"{host}:4260:{port}:7"} for host, port in hosts]
+    for address, replicas in (("n1:4151", members), ("n2:4153", None)):
+        nodes.route(address, "/coordinator/stats", {"topic_coord_stats": [{"isr_stats": replicas}]})
     found = await admin_of(nodes).replicas("orders")
-    assert found == {0: ("n1:4150", "n0:4150", "n2:4152"), 1: ("n2:4152", "n0:4150", "n1:4150")}
+    assert found == {0: ("n1:4150", "[::1]:4150", "n0:4150", "n2:4152"), 1: ()}
 
 
 async def test_a_move_that_takes_too_long_is_an_error(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +54,20 @@ async def test_a_move_that_takes_too_long_is_an_error(nodes: LookupNodes, monkey
     assert (caught.value.partition, caught.value.node) == (0, "n2:4152")
 
 
-async def test_an_unknown_node_is_not_hidden(nodes: LookupNodes) -> None:
-    """Servers accept it, and hide nothing."""
+async def test_an_unknown_node_is_not_hidden_and_clients_learn_of_a_known_one(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers accept an unknown node, and hide nothing."""
     without_http = {"broadcast_address": "n3", "tcp_port": 4150}
     nodes.route("a:4161", "/nodes", {"producers": [node_json("n1:4150"), node_json("n2:4152"), without_http]})
     hidden = nodes.route("a:4161", "/topic/tombstone", OK, "POST")
     with pytest.raises(InvalidInput, match=r"no node has the HTTP address 'n1:4150' .*: known: n1:4151, n2:4153$"):
         await admin_of(nodes).tombstone("orders", "n1:4150")
     assert not hidden.called
+    changed: list[str] = []
+    monkeypatch.setattr("nsqext.admin.topics.topic_changed", changed.append)
+    await admin_of(nodes).tombstone("orders", "n1:4151")
+    assert (hidden.call_count, changed) == (1, ["orders"])
 
 
 async def test_a_channel_that_is_not_emptied_is_an_error_after_the_others(nodes: LookupNodes) -> None:
@@ -150,6 +157,7 @@ def test_settings_are_refused_by_a_cluster_of_original_nodes_only() -> None:
     for nodes in ([original, redesigned], []):
         refuse_redesigned(names, "orders", nodes)
     refuse_redesigned([], "orders", [original])
+    assert redesigned_settings({"extend": True, "ordered": False, "multipart": True}) == ["extend", "multipart"]
 
 
 def test_lookup_has_more_time_for_changes_than_for_the_requests_of_other_clients() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import httpx
 import pytest
 
-from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
+from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.messages import message_id
 from nsqext.protocol.record import COUNTER_BITS
 from tests.support.admin_requests import OK, ORIGINAL, admin_of, find_by_all, params, stats_json
 from tests.support.fake_lookupd import LookupNodes, lookup_json
+
+if TYPE_CHECKING:
+    from nsqext.errors import NsqError
 
 pytestmark = pytest.mark.anyio
 
@@ -108,3 +113,34 @@ async def test_a_dispatch_that_servers_ignore_is_refused(nodes: LookupNodes, kno
     with pytest.raises(OperationNotSupported, match="do not know dispatch='key_failover'"):
         await admin_of(nodes).create_channel("orders", "ch", dispatch="key_failover")
     assert len(deleted.calls) == (not known)
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        ({"topics": [stats_json([{"channel_name": "other"}]) | {"topic_partition": "1"}]}, OperationNotSupported),
+        ({"topics": []}, PartitionUnavailable),
+        (httpx.ConnectError("down"), PartitionUnavailable),
+    ],
+)
+async def test_a_dispatch_that_one_partition_does_not_report_is_an_error(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, second: Any, error: type[NsqError]
+) -> None:
+    """Nothing is created while a leader cannot show afterwards whether it has ignored the dispatch."""
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    find_by_all(nodes, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    nodes.route("n1:4151", "/stats", {"topics": [stats_json([{"channel_name": "ch", "dispatch": "key_failover"}])]})
+    nodes.route("n2:4153", "/stats", second)
+    created = nodes.route("b:4161", "/channel/create", OK, "POST")
+    nodes.route("b:4161", "/channel/delete", OK, "POST")
+    admin = admin_of(nodes)
+    admin._open()._timeout = 0.1
+    with pytest.raises(error):
+        await admin.create_channel("orders", "ch", dispatch="key_failover")
+    assert created.called is (error is OperationNotSupported)
+
+
+async def test_a_header_of_keys_without_a_dispatch_is_refused(nodes: LookupNodes) -> None:
+    """It would be ignored."""
+    with pytest.raises(InvalidInput, match="dispatch=None is none of shared, key_failover"):
+        await admin_of(nodes).create_channel("orders", "ch", key_header="cart")

@@ -110,11 +110,12 @@ async def test_a_node_without_http_address() -> None:
 async def test_the_cluster_is_asked_again_every_six_seconds(
     nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, asked = 100.0, list[float]()
+    now, asked, slept = 100.0, list[float](), list[float]()
 
     async def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
+        slept.append(seconds)
 
     async def attempt() -> None:
         if now < 120.0:
@@ -128,6 +129,8 @@ async def test_the_cluster_is_asked_again_every_six_seconds(
     monkeypatch.setattr("nsqext.admin.requests.anyio", clock)
     await requests_to(nodes).settled(attempt, "orders", again=again, bounded=False)
     assert asked == [106.0, 112.0, 118.0]
+    growing = [0.25, 0.5, 1.0, 2.0]
+    assert slept == [*[*growing, 2.0, 0.25] * 3, *growing], "pauses are short again behind each request"
 
 
 async def test_a_partition_may_move_for_longer_than_other_changes(nodes: LookupNodes) -> None:
@@ -141,3 +144,12 @@ async def test_a_partition_may_move_for_longer_than_other_changes(nodes: LookupN
     await requests.settled(attempt, "orders", bounded=False)
     with pytest.raises(PartitionUnavailable, match=r"not completed within 0.1 s, last error: not yet"):
         await requests.settled(attempt, "orders")
+
+
+async def test_a_refusal_names_its_partition_in_printable_text(nodes: LookupNodes) -> None:
+    find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("n1:4151", "/channel/pause", httpx.Response(400, json={"message": "no\x1b[2J"}), "POST")
+    with pytest.raises(InvalidInput, match="/channel/pause was refused with 400 no") as caught:
+        await admin_of(nodes).pause_channel("orders", "ch")
+    assert caught.value.partition == 0
+    assert str(caught.value).isprintable()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqext.admin.stats import sum_up
-from nsqext.errors import ProtocolError
+from nsqext.errors import PartitionUnavailable, ProtocolError
 from nsqext.lookup.node_stats import read_stats
 from nsqext.types import Address
 from tests.support.admin_requests import admin_of, find_by_all, params, stats_json
@@ -77,3 +77,22 @@ async def test_peek_asks_for_no_message_more_and_returns_the_first_of_a_batch_on
     (message,) = await admin_of(nodes).peek("orders", count=2)
     assert (message.body, message.tag, message.headers) == ("x", "blue", {})
     assert sorted(one["search_pos"] for one in params(asked)) == ["2", "3"]
+
+
+async def test_peek_leaves_out_a_message_that_the_log_lacks_and_fails_where_a_leader_has_no_partition(
+    nodes: LookupNodes,
+) -> None:
+    find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))
+    stored = {"id": 1, "offset": 0, "timestamp": 1, "trace_id": 0, "body": "x", "ext": ""}
+
+    def get(request: httpx.Request) -> httpx.Response:
+        removed = request.url.params["search_pos"] == "1"
+        return httpx.Response(500, json={"message": "gone"}) if removed else httpx.Response(200, json=stored)
+
+    nodes.route("n1:4151", "/message/get", get)
+    nodes.route("n1:4151", "/stats", {"topics": [stats_json([])]})
+    assert [message.body for message in await admin_of(nodes).peek("orders")] == ["x"]
+    nodes.route("n1:4151", "/stats", {"topics": []})
+    with pytest.raises(PartitionUnavailable, match="the partition's leader does not report it") as caught:
+        await admin_of(nodes).peek("orders")
+    assert (caught.value.partition, caught.value.node) == (0, "n1:4150")

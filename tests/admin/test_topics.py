@@ -294,3 +294,47 @@ async def test_nodes_that_respond_are_emptied_and_create_the_topic_although_othe
         with pytest.raises(ConnectionFailed, match="o1:4151"), anyio.fail_after(10):
             await call()
     assert [len(route.calls) for route in changed] == [2, 1, 1]
+
+
+async def test_a_topic_of_a_mixed_cluster_is_created_although_an_original_node_does_not_hold_it() -> None:
+    """While a cluster is replaced, it has nodes of both generations."""
+    nodes = LookupNodes()
+    nodes.lists("a:4161", "a:4161", leader="a:4161")
+    nodes.finds("a:4161", lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("a:4161", "/nodes", {"producers": [node_json("n1:4150"), node_json("o1:4150", "1.3.0")]})
+    nodes.route("a:4161", "/topic/create", OK, "POST")
+    created = nodes.route("o1:4151", "/topic/create", OK, "POST")
+    nodes.route("n1:4151", "/pubtrace", httpx.Response(400, json={"message": "INVALID_TRACE_ID"}), "POST")
+    await admin_of(nodes).create_topic("orders", exist_ok=True, wait=5.0)
+    assert created.called
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"partitions": 3}, "3 partitions need 3 nodes, but the cluster has 2"),
+        ({"partitions": 2}, "No node is available for topic"),
+        ({"partitions": 3, "multipart": True}, "No node is available for topic"),
+    ],
+)
+async def test_a_lack_of_nodes_is_named_where_it_is_the_reason(nodes: LookupNodes, settings: Any, text: str) -> None:
+    find_by_all(nodes, lookup_json())
+    route_to_all(nodes, "/nodes", {"producers": [node_json("n1:4150"), node_json("n2:4152")]})
+    refusal = httpx.Response(400, json={"message": "No node is available for topic"})
+    nodes.route("b:4161", "/topic/create", refusal, "POST")
+    with pytest.raises(LookupFailed, match=text):
+        await admin_of(nodes).create_topic("orders", wait=0, **settings)
+
+
+async def test_an_upgraded_topic_is_not_upgraded_again_and_its_channels_may_lack_partitions(
+    nodes: LookupNodes,
+) -> None:
+    """Partitions that were added later have no channel until a consumer subscribes."""
+    before, after = (lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2, extend=extend) for extend in (False, True))
+    upgraded = nodes.route("b:4161", "/topic/meta/update", OK, "POST")
+    find_by_all(nodes, lambda _: httpx.Response(200, json=after if upgraded.called else before))
+    nodes.route("n1:4151", "/channel/setorder", not_found("CHANNEL_NOT_FOUND"), "POST")
+    ended = nodes.route("n2:4153", "/channel/setorder", OK, "POST")
+    for _ in range(2):
+        await admin_of(nodes).upgrade_topic("orders")
+        assert (upgraded.call_count, ended.call_count) == (1, 2)

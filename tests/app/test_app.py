@@ -117,6 +117,11 @@ async def test_an_app_cannot_be_included() -> None:
         assert outer.specs == []
 
 
+async def idle(app: App) -> AsyncIterator[None]:
+    """Do nothing while an app runs."""
+    yield
+
+
 async def test_nothing_is_added_to_a_router_that_was_included() -> None:
     """It would not run, while the app is ready."""
     inner, outer, app = Router(), Router(), App("127.0.0.1:1")
@@ -127,6 +132,8 @@ async def test_nothing_is_added_to_a_router_that_was_included() -> None:
             partial(router.handler, "orders", "ch"),
             partial(router.batch_handler, "orders", "ch"),
             partial(router.publisher("orders"), nothing),
+            partial(router.publishes, "orders"),
+            partial(router.lifespan, idle),
             partial(router.include_router, Router()),
         ]
         for add in adds:
@@ -186,6 +193,8 @@ async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
     app = App(url, lookup_request_timeout=2.0)
     app.handler("orders", "ch", close_timeout=1.0, requeue_delay=2.0, requeue_jitter=0.0, concurrency=2)(nothing)
     consumer = app.consumers[0]
+    assert app.settings["close_timeout"] == Consumer("orders", "ch", "127.0.0.1:1").settings["close_timeout"]
+    assert app.settings["close_timeout"] != app.producer.settings["close_timeout"]
     for settings in (app.producer.settings, consumer.settings):
         assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("***", True, 2)
     assert (consumer.settings["close_timeout"], consumer.max_in_flight) == (1, 7)
@@ -209,6 +218,9 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
         app.handler("orders", "other", deflate_level=3)(nothing)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
         App("nsq://h", max_inflight=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidSetting, match="concurrency"):
+        app.handler("orders", "other", concurrency=0)(nothing)
+    assert (app.specs, app.consumers) == ([], ())
 
 
 async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, str]) -> None:
@@ -310,3 +322,36 @@ async def test_batch_handlers_and_handlers_that_answer_later(
     app.publisher("results")(write)
     with pytest.raises(InvalidSetting, match="is not a handler"):
         await app.serve()
+
+
+class Attached(Middleware):
+    """Notes the clients that it is attached to."""
+
+    def __init__(self) -> None:
+        self.clients: list[object] = []
+
+    def attach(self, client: object) -> None:
+        self.clients.append(client)
+
+
+async def test_middleware_is_attached_to_the_clients_whose_messages_it_sees() -> None:
+    of_app, of_handler = Attached(), Attached()
+    app = App("127.0.0.1:1", middleware=[of_app])
+    app.handler("orders", "ch", middleware=[of_handler])(nothing)
+    app.handler("bills", "ch")(nothing)
+    assert of_app.clients == [app.producer, *app.consumers]
+    assert of_handler.clients == [app.consumers[0]]
+
+
+async def test_an_object_is_a_lifespan() -> None:
+    class Cache:
+        begun = 0
+
+        async def __call__(self, app: App) -> AsyncIterator[None]:
+            self.begun += 1
+            yield
+
+    app, cache = App("127.0.0.1:1"), Cache()
+    app.lifespan(cache)
+    async with app:
+        assert cache.begun == 1

@@ -148,6 +148,11 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
     async def echo(order: Order) -> OutgoingMessage:
         return OutgoingMessage(b"")
 
+    @app.handler("orders", "either")
+    @app.publisher("either")
+    def choose(order: Order) -> Bill | int | None:
+        return order.number
+
     router.publishes("events", Invoice, headers={"user": str}, key=True, tag="new")
     app.include_router(router)
     found = document(app)
@@ -155,11 +160,14 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
         "#/channels/bills",
         "#/channels/copies",
         "#/channels/echoes",
+        "#/channels/either",
         "#/channels/events",
     }
     messages = found["components"]["messages"]
     assert messages["bills.Bill"]["payload"] == {"$ref": "#/components/schemas/Bill"}
     assert "payload" not in messages["echoes.Message"]
+    (either,) = (one["payload"] for name, one in messages.items() if name.startswith("either."))
+    assert sorted(either["anyOf"], key=str) == [{"$ref": "#/components/schemas/Bill"}, {"type": "integer"}]
     assert messages["events.Invoice"]["headers"]["required"] == ["user"]
     assert len([one for one in messages if one.startswith("orders")]) == 1  # both handlers receive the same message
 
@@ -172,19 +180,22 @@ def test_headers_of_dependencies_and_the_header_of_the_key_are_described() -> No
     app = App(ADDRESS)
 
     @app.handler("orders", "billing", key="customer", concurrency=2)
-    async def bill(order: bytes, part: Annotated[str, Depends(dependency)]) -> None: ...
+    async def bill(
+        order: bytes, part: Annotated[str, Depends(dependency)], customer: Annotated[int, Header()]
+    ) -> None: ...
 
     app.handler("carts", "billing", dispatch="key_failover")(print)
     messages = document(app)["components"]["messages"]
     assert messages["orders.bytes"]["contentType"] == "application/octet-stream"
     assert set(messages["orders.bytes"]["headers"]["properties"]) == {"x-part", "customer"}
+    assert messages["orders.bytes"]["headers"]["properties"]["customer"]["description"] == "the key of the message"
     assert set(messages["carts.Message"]["headers"]["properties"]) == {"##key"}
 
 
 def test_handlers_of_messages_and_batches_leave_the_body_open() -> None:
     app = App(ADDRESS)
 
-    @app.handler(["orders.*", "o?d"], "all")
+    @app.handler(["orders.*", "o?d", "?.*"], "all")
     async def watch(message: Message) -> None: ...
 
     @app.batch_handler("clicks#ephemeral", "rows", max_count=70)
@@ -195,8 +206,10 @@ def test_handlers_of_messages_and_batches_leave_the_body_open() -> None:
     assert found["channels"]["orders._"]["address"] == "orders.{part1}"
     assert found["channels"]["o_d"]["bindings"] == {"x-nsq": {"pattern": "o?d"}}
     assert found["channels"]["o_d"]["parameters"] == {"part1": {"description": "any character"}}
+    assert found["channels"]["_._"]["address"] == "{part1}.{part2}"
+    assert found["operations"]["rows"]["bindings"] == {"x-nsq": {"channel": "rows", "batch": 70}}
     assert found["channels"]["clicks_ephemeral"]["address"] == "clicks#ephemeral"
-    assert [one["bindings"]["x-nsq"].get("batch") for one in found["operations"].values()] == [None, None, 70]
+    assert [one["bindings"]["x-nsq"].get("batch") for one in found["operations"].values()] == [None] * 3 + [70]
 
 
 @table(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from math import inf
+from pathlib import Path
 
 import pytest
 
 from nsqext import Producer, ProducerSettings
-from nsqext.app.relay import lease_time, publish_timeout, refuses_message
-from nsqext.errors import NsqError
+from nsqext.app.relay import check_on_disk, lease_time, publish_timeout, refuses_message
+from nsqext.errors import InvalidSetting, NsqError
 
 
 def kinds(base: type[NsqError]) -> Iterator[type[NsqError]]:
@@ -36,3 +40,18 @@ def test_a_publish_takes_as_long_as_the_search_for_its_outcome(settings: Produce
 
 def test_a_lease_is_longer_than_a_publish() -> None:
     assert lease_time(30.0) > 30.0
+
+
+def test_a_search_for_outcomes_without_a_limit_is_refused() -> None:
+    """What a killed relay had leased would be published by no other."""
+    producer = Producer("127.0.0.1:1", on_unknown="settle", settle_timeout=inf)
+    with pytest.raises(InvalidSetting, match="settle_timeout=inf"):
+        publish_timeout(producer)
+
+
+@pytest.mark.parametrize("name", [":memory:", ""])
+def test_a_store_that_ends_with_its_connection_is_refused(name: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(name)) as lost, closing(sqlite3.connect(tmp_path / "store")) as kept:
+        with pytest.raises(InvalidSetting, match="is not a file"):
+            check_on_disk(lost, name)
+        check_on_disk(kept, "store")

@@ -381,3 +381,20 @@ async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str
             await app.producer.publish(topics[0], b"x")
             while app.health().reasons != ("the app is not running",):  # noqa: ASYNC110 - it has no event for this
                 await anyio.sleep(0.01)
+
+
+async def test_a_lifespan_that_ends_the_app_with_its_own_cancel_scope_is_no_error(
+    cluster: Cluster, topics: tuple[str, str]
+) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topics[0], "ch")(nothing)
+
+    @app.lifespan
+    async def limited(_: App) -> AsyncIterator[None]:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            yield
+
+    with anyio.fail_after(25):
+        await app.serve()
+    assert app.health().live

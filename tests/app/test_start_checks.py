@@ -12,8 +12,9 @@ import pytest
 
 from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
 from nsqext.app import Router, start_checks
-from nsqext.app.start_checks import warn_of_unwritable
-from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, TopicNotReady
+from nsqext.app.start_checks import warn_of_drops_once, warn_of_unwritable
+from nsqext.client.consumer.options import FailureOptions
+from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, LookupFailed, TopicNotReady
 from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.apps import nothing
 
@@ -48,6 +49,8 @@ async def test_two_handlers_of_the_same_topic_and_channel_are_refused() -> None:
     app.handler("pay*", "billing")(nothing)
     with pytest.raises(InvalidSetting, match=r"two handlers consume pay\*/billing"):
         app.handler("pay*", "billing")(nothing)
+    with pytest.raises(InvalidSetting, match="two handlers consume payments/billing"):
+        app.handler("payments", "billing")(nothing)
     app.handler("orders", "audit")(nothing)
     app.handler("other", "billing")(nothing)
     assert len(app.consumers) == 4
@@ -133,6 +136,26 @@ async def test_a_topic_that_is_not_ready_is_a_warning_and_the_next_one_is_checke
 
     await warn_of_unwritable(cast("Producer", SimpleNamespace(meta=meta)), ["bills", "orders"])
     assert len(warnings(caplog, "the app cannot publish: no leader")) == 2
+
+
+async def test_a_lookup_service_that_is_down_is_no_warning_of_each_topic(caplog: pytest.LogCaptureFixture) -> None:
+    """The consumers report it."""
+    asked: list[str] = []
+
+    async def meta(topic: str) -> None:
+        asked.append(topic)
+        raise LookupFailed("down")
+
+    await warn_of_unwritable(cast("Producer", SimpleNamespace(meta=meta)), ["bills", "orders"])
+    assert (asked, caplog.records) == (["bills"], [])
+
+
+def test_consumers_of_an_app_warn_of_dropped_messages_together(caplog: pytest.LogCaptureFixture) -> None:
+    consumers = [Consumer(topic, "ch", NOWHERE, max_attempts=3) for topic in ("bills", "orders")]
+    for _ in range(2):
+        warn_of_drops_once(consumers, [FailureOptions(max_attempts=3)] * 2)
+    assert len(warnings(caplog, "messages of bills/ch, orders/ch")) == 1
+    assert not any(one.warns_of_drops for one in consumers)
 
 
 async def test_a_lookup_service_that_does_not_respond_does_not_hold_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,8 @@ async def test_a_publish_that_the_producer_of_the_app_would_refuse_is_an_error()
         for wrong in ({"partition": -1}, {"key": "k", "partition": 1}, {"key": ""}, {"key": "k", "tag": "blue"}):
             with pytest.raises(InvalidInput):
                 await app.publish("orders", b"one", **cast("Any", wrong))
+        with pytest.raises(InvalidInput, match="key and partition were both given"):
+            await app.producer.publish_many("orders", [b"one"], key="k", partition=1)
         for body in (b"x" * 101, OutgoingMessage(b"one"), [OutgoingMessage(b"one")]):
             with pytest.raises(InvalidBody):
                 await app.publish("orders", body)

@@ -200,6 +200,7 @@ def test_one_of_the_idle_consumers_wakes_often() -> None:
     for subscribed, woken in ((101.5, 1), (98.0, 2)):  # the look-up at 102.0 is before the next tick
         pulse.watch_silence(subscribed)
         assert two.woken == woken
+    assert pulse.limit(member(two), 30.0, 101.5) == pytest.approx(0.51), "behind the time at which it is due"
 
 
 def test_a_standstill_begins_with_the_last_tick_of_any_consumer() -> None:

@@ -118,6 +118,28 @@ def test_a_blocking_program_is_stopped_once_and_a_late_signal_has_its_former_eff
         signal.signal(signal.SIGTERM, before)
 
 
+def test_signals_have_their_former_effect_after_an_error() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError), stopping_on_signals(print):
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_a_program_sets_behind_the_last_signal_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with stopping_on_signals(lambda: None):
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+                now += 1.5
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.anyio
 async def test_another_thread_has_no_signals() -> None:
     stopped: list[str] = []

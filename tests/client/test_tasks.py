@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from contextvars import ContextVar
+from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -191,6 +193,10 @@ def test_the_end_of_the_event_loop_ends_tasks_that_were_not_closed(backend: str)
     assert not owner.running
     assert owner.closed == []
     assert (owner.tasks.left_open, owner.tasks.state) == (True, "ended with its event loop")
+    with pytest.raises(
+        InvalidState, match="another event loop opened this owner, and ended before the owner was closed"
+    ):
+        owner.tasks.check()
     owner.tasks.abandon()
 
 
@@ -296,3 +302,41 @@ async def test_the_first_error_of_the_tasks_is_raised() -> None:
     with pytest.raises(KeyError) as caught:
         await tasks.aclose()
     assert caught.value is first
+
+
+async def test_a_task_may_start_another_while_the_object_ends() -> None:
+    owner, started = await _running(), list[str]()
+
+    async def note() -> None:
+        started.append("last")
+
+    async def end() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            owner.tasks.start_soon(note)
+
+    owner.tasks.start_soon(end)
+    await anyio.wait_all_tasks_blocked()
+    await owner.tasks.aclose()
+    assert started == ["last"]
+
+
+async def test_an_object_that_is_dropped_while_it_is_open_is_freed() -> None:
+    """Its finalizer says that it was not closed."""
+    owner = Owner()
+    await owner.tasks.start()
+    tasks, known = owner.tasks, ref(owner)
+    del owner
+    gc.collect()
+    assert known() is None
+    await tasks.aclose()
+
+
+def test_a_task_that_ends_with_its_coroutine_has_not_failed() -> None:
+    """As when an event loop is freed that did not end its tasks."""
+    tasks = BackgroundTasks("owner")
+    waiting = tasks._keep_error(asyncio.sleep, 0)
+    waiting.send(None)
+    waiting.close()
+    assert tasks.error is None

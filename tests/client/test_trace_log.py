@@ -49,12 +49,12 @@ def test_memory_of_a_publish(caplog: pytest.LogCaptureFixture) -> None:
     log = TraceLog()
     log.on("a")
     with caplog.at_level(logging.INFO, "nsqext.trace"):
-        log.published([Receipt("a", 1, "n:1", 5, 7, 100, 35), Receipt("b", 1, "n:1")], "me:2")
+        log.published([Receipt("a", 0, "n:1", 5, 7, 100, 35), Receipt("b", 1, "n:1")], "me:2")
     (record,) = caplog.records
     expected = {
         "event": "published",
         "topic": "a",
-        "partition": 1,
+        "partition": 0,
         "internal_id": 5,
         "trace_id": 7,
         "queue_offset": 100,
@@ -63,6 +63,7 @@ def test_memory_of_a_publish(caplog: pytest.LogCaptureFixture) -> None:
         "node": "n:1",
     }
     assert {name: record.__dict__[name] for name in expected} == expected
+    assert record.message.startswith("published a[0] internal_id=5 ")
 
 
 def test_memory_of_a_delivery(caplog: pytest.LogCaptureFixture) -> None:

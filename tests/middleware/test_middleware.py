@@ -448,6 +448,7 @@ async def test_middleware_finishes_a_message_that_it_does_not_pass_on_to_a_handl
         handled.append(message.internal_id)
 
     surrounded = surround_handler([Even()], handler, "ch", auto_finish=False)
+    assert surrounded.__qualname__ == handler.__qualname__, "warnings name it"
     for number in range(4):
         await surrounded(make_message(owner, number))
     assert (owner.commands, handled) == (["FIN 1", "REQ 3 0"], [0, 2])
@@ -533,6 +534,15 @@ class _Awaited(Middleware):
         raise AssertionError("awaited")
 
 
+class _AlwaysTrue(Middleware):
+    async def is_enabled(self) -> bool:  # type: ignore[override]
+        raise AssertionError("awaited")
+
+
+class _Transaction(Middleware):
+    opens_transaction = True
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -547,6 +557,8 @@ class _Awaited(Middleware):
         lambda: Consumer("t", "ch", "127.0.0.1:1", middleware=[Deduplicate()]).handler(auto_finish=False)(print),
         lambda: Decompress(max_size=0),
         lambda: App("127.0.0.1:1", middleware=[_Awaited()]),
+        lambda: App("127.0.0.1:1", middleware=[_AlwaysTrue()]),
+        lambda: App("127.0.0.1:1", middleware=[_Transaction(), Deduplicate()]).handler("t", "ch")(print),
         lambda: App("127.0.0.1:1", node_filter=AsyncMock()),
         lambda: App("127.0.0.1:1", middleware=[print]),  # type: ignore[list-item]
     ],

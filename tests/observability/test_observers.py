@@ -341,11 +341,16 @@ async def test_dropped_messages_and_dead_letters_are_counted_and_announced_once(
 async def test_metrics(cluster: Cluster, topic: str) -> None:
     telemetry = Telemetry()
     await journey(cluster, topic, [telemetry.observer])
+    durations = telemetry.points("messaging.client.operation.duration")
+    exemplars = {exemplar.span_id for point in durations for exemplar in point.exemplars}
+    assert exemplars <= {span.context.span_id for span in telemetry.spans(f"publish {topic}")}
+    assert exemplars, "a duration is measured inside its span"
+    assert {point.attributes["messaging.operation.type"] for point in durations} == {"send"}
     tried = telemetry.points("messaging.client.sent.messages")
     sent = {point.attributes.get("error.type"): point.value for point in tried}
     assert sent == {None: 3, "InvalidBody": 1}
     assert sum(point.value for point in telemetry.points("messaging.client.consumed.messages")) == 5
-    assert sum(point.count for point in telemetry.points("messaging.client.operation.duration")) == 3
+    assert sum(point.count for point in durations) == 3
     measured = telemetry.points("messaging.process.duration")
     processed = {point.attributes.get("error.type"): point.count for point in measured}
     assert processed == {None: 4, "RuntimeError": 1}

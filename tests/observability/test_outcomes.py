@@ -7,20 +7,25 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import anyio
 import pytest
+from attrs import evolve
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from nsqext import OutgoingMessage, Requeue
+from nsqext import OutgoingMessage, Producer, Requeue
 from nsqext.client.middleware import Handling
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.middleware import Publishing
 from nsqext.observability import LogObserver, Observer, TopicRelay, TopicRelayStatistics
-from nsqext.observability.otel import OpenTelemetry
+from nsqext.observability.otel import MESSAGE_ID, OpenTelemetry
 from nsqext.observability.prometheus import Prometheus, _ClientCollector
 from nsqext.transactions.relay import OutboxRelay
 from nsqext.transactions.store import OutboxSummary
@@ -106,7 +111,7 @@ def test_logs_have_all_partitions_of_a_publish_and_batches_without_messages(capl
     caplog.set_level(logging.DEBUG, "nsqext.events")
     publishing = batch_of_two()
     with LogObserver().publishing(publishing):
-        publishing.receipts = [Receipt("orders", partition, "n:4150") for partition in (1, 0)]
+        publishing.receipts = [Receipt("orders", partition, "n:4150") for partition in (1, None, 0)]
     with LogObserver().handling(Handling([], "ch", batch=True)):  # other middleware has left out all
         pass
     published, handled = map(vars, caplog.records)
@@ -166,7 +171,7 @@ async def test_a_handler_continues_the_trace_of_its_message_without_a_provider()
 def test_the_context_of_an_active_span_replaces_the_context_of_a_message() -> None:
     message = OutgoingMessage(b"x", headers={"traceparent": f"00-{7:032x}-{9:016x}-01", "user": "42"})
     publishing = Publishing(topic="orders", messages=[message], batch=False)
-    request = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
+    request = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1)))
     with trace.use_span(request), OpenTelemetry(TracerProvider()).publishing(publishing):
         look_up(publishing)
     headers = publishing.messages[0].headers or {}
@@ -252,6 +257,74 @@ def test_a_client_whose_labels_change_counts_under_the_last_ones() -> None:
     del relay
     gc.collect()
     assert (relayed(registry, "bills"), relayed(registry)) == (3, None)
+
+
+@pytest.mark.parametrize(("batch", "create_spans"), [(False, True), (True, True), (True, False)])
+def test_a_message_with_a_context_is_published_in_its_trace(batch: bool, create_spans: bool) -> None:
+    """As of an outbox."""
+    exporter, tracers = InMemorySpanExporter(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    message = OutgoingMessage(b"x", headers={"traceparent": f"00-{7:032x}-{9:016x}-01"})
+    publishing = Publishing(topic="orders", messages=[message], batch=batch)
+    with OpenTelemetry(tracers, create_spans=create_spans).publishing(publishing):
+        look_up(publishing)
+        publishing.receipts = [Receipt("orders", 0, "n:4150", message_id=5)]
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    published = spans["publish orders"]
+    sender = spans.get("create orders", published)
+    own = sender.context.span_id if create_spans else 9
+    assert (publishing.messages[0].headers or {})["traceparent"] == f"00-{7:032x}-{own:016x}-01"
+    assert [link.context.span_id for link in published.links] == ([own] if batch else [])
+    assert (sender.parent is not None and sender.parent.span_id) == (9 if create_spans else False)
+    assert (MESSAGE_ID in (published.attributes or {})) is not batch, "a batch has the id of no message"
+
+
+def test_a_message_without_a_context_is_not_linked_to_the_span_that_receives_it() -> None:
+    exporter, tracers = InMemorySpanExporter(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    message = make_message(RecordingOwner(), headers={"user": "42"})
+    request = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1)))
+    with trace.use_span(request), OpenTelemetry(tracers).handling(Handling([message], "ch")):
+        pass
+    (span,) = exporter.get_finished_spans()
+    assert [*span.links] == []
+
+
+def test_a_handler_of_several_topics_runs_and_counts_for_each() -> None:
+    registry = CollectorRegistry()
+    messages: Any = [SimpleNamespace(topic=topic, attempts=1) for topic in ("a", "b", "b")]
+
+    def values(name: str) -> list[float | None]:
+        return [registry.get_sample_value(f"nsqext_{name}", {"topic": one, "channel": "ch"}) for one in ("a", "b")]
+
+    with Prometheus(registry).handling(Handling(messages, "ch", batch=True)):
+        assert values("running_handlers") == [1, 1]
+    assert (values("running_handlers"), values("handled_messages_total")) == ([0, 0], [1, 2])
+
+
+def test_of_several_producers_connections_are_added_and_the_highest_age_of_lookup_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry, producers = CollectorRegistry(), [Producer("127.0.0.1:1") for _ in range(2)]
+    for producer, age in zip(producers, (2.0, 3.0), strict=True):
+        found = evolve(producer.statistics(), connections=1, lookup_age=age, lookup_failures=4)
+        monkeypatch.setattr(producer, "statistics", lambda found=found: found)
+        Prometheus(registry).attach(producer)
+    names = ("connections", "lookup_age_seconds", "lookup_failures")
+    assert [registry.get_sample_value(f"nsqext_producer_{name}") for name in names] == [2, 3.0, 4]
+
+
+def test_an_attached_client_is_freed_with_its_last_reference() -> None:
+    producer = Producer("127.0.0.1:1")
+    Prometheus(CollectorRegistry()).attach(producer)
+    known = ref(producer)
+    gc.collect()
+    gc.disable()  # which would free a cycle later
+    try:
+        del producer
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 class Reading(OutboxRelay):

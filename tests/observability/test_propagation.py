@@ -109,7 +109,8 @@ async def test_a_second_prometheus_shares_the_metrics_of_the_first(cluster: Clus
     assert registry.get_sample_value("nsqext_published_messages_total", {"topic": topic}) == 2
     with pytest.raises(InvalidSetting, match="buckets"):
         Prometheus(registry, buckets=[float(bound) for bound in range(1, 12)])
-    Prometheus(registry, namespace="other")
+    Prometheus(registry, namespace="other", buckets=[1.0])
+    Prometheus(registry, namespace="other")  # has the buckets of the first
 
 
 async def test_a_context_is_passed_on_without_an_sdk(cluster: Cluster, topic: str) -> None:

@@ -186,6 +186,13 @@ def test_answers_that_are_given_together_wake_the_event_loop_once() -> None:
     finish(3)
     assert (sent, len(calls)) == ([1, 2], 2)
 
+    def ended(_: object) -> None:
+        raise RuntimeError("the event loop has ended")
+
+    late = AnswerQueue(cast("Any", None), cast("Any", SimpleNamespace(call_soon=ended)))
+    with pytest.raises(InvalidState, match="the consumer cannot be used: the event loop has ended: it was closed"):
+        late.finish_now(cast("Any", SimpleNamespace()))
+
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_process_takes_no_messages_of_its_parent(cluster: Cluster, topic: str) -> None:

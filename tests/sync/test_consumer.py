@@ -255,14 +255,14 @@ def test_settings_of_an_open_consumer_are_changed_in_its_event_loop(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[int] = []
-    monkeypatch.setattr(
-        nsqext.Consumer, "max_in_flight", property(lambda _: 1, lambda *_: changed.append(threading.get_ident()))
-    )
+    for name in ("max_in_flight", "topics"):
+        read = getattr(nsqext.Consumer, name).fget
+        monkeypatch.setattr(nsqext.Consumer, name, property(read, lambda *_: changed.append(threading.get_ident())))
     consumer = make(cluster, topic)
-    consumer.max_in_flight = 5
+    consumer.max_in_flight, consumer.topics = 5, topic
     with consumer:
-        consumer.max_in_flight = 6
-    assert changed[0] == threading.get_ident() != changed[1]
+        consumer.max_in_flight, consumer.topics = 6, topic
+    assert [thread == threading.get_ident() for thread in changed] == [True, True, False, False]
 
 
 def test_an_interrupted_wait_takes_no_message(cluster: Cluster, topic: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
@@ -157,6 +158,8 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
             producer.publish(topic, b"x", delay=1.0, via="relay", identity="")
         with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
             producer.publish(topic, b"x", identity="a")
+        with pytest.raises(nsqext.errors.InvalidInput, match="via"):
+            producer.publish(topic, b"x", via="relay")
         assert threads.direct.stored > 40
     assert producer.statistics().stored == before + 51, "also after the close"
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
@@ -244,6 +247,13 @@ def test_connections_of_threads_are_checked_and_have_time_for_their_last_publish
     cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without checks, a publish to a node that does not respond would not end."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await anyio.sleep(seconds)
+
+    monkeypatch.setattr(module, "anyio", SimpleNamespace(sleep=sleep))
     with sync.Producer(cluster.lookupd, heartbeat_interval=1.0, close_timeout=7.0) as producer:
         threads.warm(producer, topic)
         (pool,) = threads.pools
@@ -257,6 +267,7 @@ def test_connections_of_threads_are_checked_and_have_time_for_their_last_publish
         monkeypatch.setattr(pool, "close", close_noted)
         until(lambda: ticks)
     assert waits == [7.0]
+    assert {*pauses} == {0.125}, "several times in a heartbeat interval"
 
 
 def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(
@@ -412,13 +423,19 @@ def test_a_producer_that_another_thread_closes_opens_no_connection(
     assert threads.asked == 0
 
 
-def test_connections_to_nodes_that_no_topic_needs_are_closed(cluster: Cluster, topic: str, threads: Threads) -> None:
+@pytest.mark.parametrize(("member", "value"), [("wanted", False), ("connection", None)])
+def test_connections_to_nodes_that_no_topic_needs_or_the_event_loop_has_left_are_closed(
+    cluster: Cluster, topic: str, threads: Threads, member: str, value: object
+) -> None:
     with sync.Producer(cluster.lookupd, heartbeat_interval=1.0) as producer:
         threads.warm(producer, topic)
         assert {connection.closed for connection in threads.connections} == {False}
-        for node in threads.nodes(topic):
-            node.wanted = False
+        before = [(node, getattr(node, member)) for node in threads.nodes(topic)]
+        for node, _ in before:
+            setattr(node, member, value)
         until(lambda: all(connection.closed for connection in threads.connections))
+        for node, own in before:
+            setattr(node, member, own)
 
 
 @pytest.mark.usefixtures("own_loop")

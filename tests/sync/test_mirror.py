@@ -126,3 +126,10 @@ def test_wrong_arguments_name_the_method(name: str, cluster: Cluster) -> None:
             wrong(**{name: 1})
         with pytest.raises(TypeError, match=r"^Producer\.ping\(\) takes 1"):
             wrong(1)
+
+
+def test_they_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_LOOKUPD", "127.0.0.1:4161")
+    monkeypatch.setenv("SHOP_LOOKUP_REQUEST_TIMEOUT", "3")
+    for client in (sync.Producer(env="SHOP_"), sync.Consumer("orders", "ch", env="SHOP_"), sync.Admin(env="SHOP_")):
+        assert client.settings["lookup_request_timeout"] == 3

@@ -170,6 +170,8 @@ def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -
             assert batcher.publish(nsqext.OutgoingMessage(b"last", key="k")).topic == topic
             batcher.flush()
             assert batcher.pending == 0
+            with pytest.raises(InvalidState, match="the batcher is open already"):
+                batcher.__enter__()
         with pytest.raises(InvalidState):
             batcher.add(b"late")
 
@@ -440,6 +442,7 @@ if child := os.fork():
         assert stored == 1
         assert run.stderr.startswith("7 messages of a batcher were not published")
         assert run.stderr.count("ResourceWarning: 7 messages of a batcher were not published") == 1
+        assert "was not closed" not in run.stderr, "one warning is enough"
 
 
 def test_a_batcher_that_cannot_be_drained_when_the_program_ends_counts_its_messages(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
@@ -169,17 +170,17 @@ def consume(
     if "max_messages" in given:
         given["max_offsets_per_trigger"] = check_number("max_messages", given.pop("max_messages"), 1)
     source = SourceOptions.parse(_texts("consume", ConsumeOptions, given, lookupd), streaming=True)
-    return _consumed(source, until_empty)
+    return _consumed(source, time.time_ns() if until_empty else None)
 
 
-def _consumed(source: SourceOptions, until_empty: bool) -> Iterator[pa.RecordBatch]:
+def _consumed(source: SourceOptions, frozen_at: int | None) -> Iterator[pa.RecordBatch]:
     reader, number = ChannelReader(source), 0
     try:
-        if until_empty:
-            reader.freeze()
+        if frozen_at is not None:
+            reader.freeze(frozen_at)
         while True:
             messages = reader.take(number)
-            if until_empty and not messages:
+            if frozen_at is not None and not messages:
                 return
             yield from rows_of(source, messages)
             number += len(messages)

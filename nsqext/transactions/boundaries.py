@@ -30,12 +30,12 @@ class End(Enum):
 
 
 def check_outermost(connection: SqlConnection) -> None:
-    """Raise `InvalidSetting` for a session of a thread, and for a transaction within a longer transaction."""
+    """Raise `InvalidSetting` for a session of a thread or task, and for a transaction within a longer transaction."""
     if package_of(connection) != "sqlalchemy":
         return
-    if hasattr(connection, "registry") and not hasattr(connection, "run_sync"):
+    if hasattr(connection, "registry"):
         raise InvalidSetting(
-            f"a scoped session is another session in each thread: {_ONE_TRANSACTION}",
+            f"a scoped session is another session in each thread or task: {_ONE_TRANSACTION}",
             hint="give sessionmaker(engine).begin",
         )
     found = _blocking(connection)
@@ -228,9 +228,7 @@ def _status(driver: Any) -> int | None:
 
 
 def _blocking(connection: Any) -> Any:
-    """Return the blocking session or connection of SQLAlchemy below an asynchronous or scoped session."""
-    if hasattr(connection, "registry"):
-        connection = connection.registry()
+    """Return the blocking session or connection of SQLAlchemy below an asynchronous session."""
     for name in ("sync_session", "sync_connection"):
         connection = getattr(connection, name, connection)
     return connection

@@ -52,6 +52,14 @@ def test_rows_are_read_as_they_were_written(servers: Servers) -> None:
     assert (one["a"], one["nsqext_id"], two["nsqext_id"]) == ("b", "j/0/0/0", "j/0/0/1")
 
 
+def test_rows_of_two_writes_without_a_job_are_not_the_same(servers: Servers) -> None:
+    topic = servers.make_topic("t", 1, extend=True)
+    for _ in range(2):
+        nsqext.arrow.write(pa.table({"value": ["equal"]}), servers.lookupd, topic=topic)
+    found = nsqext.arrow.read(topic, servers.lookupd, include_headers=True).read_all()
+    assert len({dict(pairs)["nsqext_id"] for pairs in found.column("headers").to_pylist()}) == 2
+
+
 def test_the_largest_body_of_a_plain_topic_is_written_as_it_was_read(servers: Servers) -> None:
     source, copy = (servers.make_topic("t", 1) for _ in range(2))
     bodies = [b"x" * (1 << 20), b"y" * ((1 << 20) - 8), b"small"]
@@ -215,9 +223,14 @@ def test_messages_published_after_the_call_are_left_in_the_channel(servers: Serv
     topic = servers.make_topic("t", 1)
     servers.publish(topic, [b"1", b"2"], 0)
     batches = nsqext.arrow.consume(topic, servers.channel, servers.lookupd, until_empty=True, max_messages=1)
-    assert values(next(batches)) == [b"1"]
     servers.publish(topic, [b"late"], 0)
+    assert values(next(batches)) == [b"1"]
+    servers.publish(topic, [b"later"], 0)
     assert [values(batch) for batch in batches] == [[b"2"]]
+    empty = servers.make_topic("t", 1)
+    batches = nsqext.arrow.consume(empty, servers.channel, servers.lookupd, until_empty=True)
+    servers.publish(empty, [b"late"], 0)
+    assert list(batches) == []
 
 
 def test_without_until_empty_messages_are_waited_for(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,10 @@ def test_the_summary_counts_what_waits_and_since_when_it_is_due(tmp_path: Path) 
         assert store.summary(16.0) == DelaySummary(1, 4.0, 0)
 
 
-def test_metrics_report_what_waits(tmp_path: Path) -> None:
+def test_metrics_report_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: float) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
     registry = CollectorRegistry()
     store = DelayStore(tmp_path / "store")
     store.add([message("a", 1.0), message("b", 2.0**32)])
@@ -64,6 +67,9 @@ def test_metrics_report_what_waits(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "store")) as database:
         database.execute("ALTER TABLE delayed RENAME TO away")
     with pytest.raises(InvalidState, match="cannot be read: no such table"):
+        relay.summary()
+    with monkeypatch.context() as patched, pytest.raises(InvalidState, match="is malformed"):
+        patched.setattr(store, "summary", damaged)
         relay.summary()
     store.close()
     assert value("nsqext_delay_waiting_messages") is None

@@ -255,6 +255,15 @@ def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
         assert store.count() == 1
 
 
+def test_a_cancellation_of_an_unknown_message_is_kept_from_its_time(tmp_path: Path) -> None:
+    """Servers may deliver the message later, and it was published."""
+    with opened(tmp_path / "store") as store:
+        store.cancel("early")
+        assert store.forget(time.time() - 60.0) == 0
+        store.add([(message("early", 1.0), b"x")])
+        assert store.count() == 0
+
+
 def test_an_identity_is_kept_from_the_end_of_its_message_that_was_late(tmp_path: Path) -> None:
     """A relay did not run for days: a cancellation was forgotten before its message was received."""
     with DelayStore(tmp_path / "store") as store:
@@ -294,13 +303,18 @@ def test_threads_have_transactions_of_their_own(tmp_path: Path) -> None:
 
 def test_a_call_waits_for_the_transaction_of_another_process(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with DelayStore(path) as store, closing(sqlite3.connect(path, check_same_thread=False)) as other:
+    with (
+        kept_connections() as opened,
+        DelayStore(path) as store,
+        closing(sqlite3.connect(path, check_same_thread=False)) as other,
+    ):
         other.execute("BEGIN IMMEDIATE")
         end = threading.Timer(0.05, other.commit)
         end.start()
         store.add([(message("a", 1.0), b"x")])
         end.join()
         assert store.count() == 1
+        assert opened[0].execute("PRAGMA busy_timeout").fetchone() == (30_000,), "milliseconds"
 
 
 def test_what_only_reads_does_not_wait_for_another_process_that_writes(tmp_path: Path) -> None:

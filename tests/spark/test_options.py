@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import ssl
 from pathlib import Path
 
 import pytest
@@ -316,3 +317,9 @@ def test_settings_to_read_are_checked_before_anything_is_read() -> None:
     config = ClientConfig(("127.0.0.1:1",), {"decompress": "maybe"})
     with pytest.raises(InvalidSetting, match=r"option nsqext\.decompress"):
         config.check("read")
+
+
+def test_settings_of_programs_are_used_as_they_are() -> None:
+    """Those of `nsqext.arrow` are no text."""
+    context = ssl.create_default_context()
+    assert ClientConfig(("127.0.0.1:1",), {"tls": context}).consumer().connection.tls is context

@@ -125,3 +125,7 @@ def test_an_error_of_the_driver_is_shown_without_the_password(address: str) -> N
 def test_a_connection_to_a_server_that_vanished_ends(postgres: str, given: str, timeout: str) -> None:
     with OutboxStore(f"{postgres} {given}", create=True) as store, closing(store.connect()) as connection:
         assert connection.info.get_parameters()["tcp_user_timeout"] == timeout
+
+
+def test_a_password_that_is_a_part_of_words_does_not_hide_them() -> None:
+    assert parse_address("postgresql://bob:on@db/shop").shown(ValueError("connection lost")) == "connection lost"

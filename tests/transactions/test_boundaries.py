@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from asyncio import current_task
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from inspect import isawaitable
@@ -16,7 +17,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -24,6 +25,7 @@ from nsqext import Message
 from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions import Inbox, Outbox, OutboxStore, Positions
+from nsqext.transactions.boundaries import OpenTransaction
 from nsqext.transactions.schema import package_of
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.tables import table
@@ -326,6 +328,52 @@ def test_a_handler_that_commits_and_is_cancelled_handles_its_message_again(
     anyio.run(scene)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_cancellation_is_not_replaced_by_an_error_of_the_database(
+    database: str, once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: OpenTransaction) -> None:
+        raise ZeroDivisionError("the connection is lost")
+
+    async def scene() -> None:
+        middleware, scope = once(ways(database)["asynchronous session"]), anyio.CancelScope()
+        await middleware.check()
+        monkeypatch.setattr(OpenTransaction, "end", fail)
+
+        async def wait(_: Any) -> None:
+            scope.cancel()
+            await anyio.sleep_forever()
+
+        with scope:
+            await handle(middleware, wait)
+        assert scope.cancelled_caught
+
+    anyio.run(scene)
+
+
+class _FullDisk(sqlite3.Connection):
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if statement.startswith("RELEASE"):
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(statement, *values)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_error_of_the_disk_is_not_the_end_of_a_transaction(database: str, once: Once) -> None:
+    path = database.removeprefix("sqlite:///")
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, check_same_thread=False, factory=_FullDisk)) as one, one:
+            yield one
+
+    async def nothing(_: Any) -> None:
+        """Do nothing."""
+
+    with pytest.raises(sqlite3.OperationalError, match="disk"):
+        anyio.run(handle, once(begin), nothing)
+
+
 @pytest.mark.parametrize("identity", [None, lambda _: "one"], ids=["range", "identity"])
 def test_a_handler_that_rolls_back_leaves_the_record_of_another_process(
     database: str, effects: Callable[[], list[str]], identity: Any
@@ -421,6 +469,7 @@ def test_a_savepoint_that_the_handler_rolls_back_is_allowed(
         ("session in a longer transaction", SAVEPOINT),
         ("commits after errors too", NOT_AT_ONCE),
         ("session of a thread", "another session in each thread"),
+        ("session of a task", "another session in each thread or task"),
         ("hides errors", HIDDEN),
         ("hides errors, asynchronous", HIDDEN),
     ],
@@ -465,6 +514,16 @@ def test_a_way_to_begin_that_does_not_commit_is_refused(database: str, once: Onc
             yield scoped
         scoped.remove()
 
+    of_tasks = async_scoped_session(
+        async_sessionmaker(create_async_engine(url_of(database, "async"), poolclass=NullPool)), current_task
+    )
+
+    @asynccontextmanager
+    async def of_a_task() -> AsyncIterator[Any]:
+        async with of_tasks.begin():
+            yield of_tasks
+        await of_tasks.remove()
+
     @contextmanager
     def hiding() -> Iterator[Session]:
         with Session(blocking) as session:
@@ -485,6 +544,7 @@ def test_a_way_to_begin_that_does_not_commit_is_refused(database: str, once: Onc
         "session in a longer transaction": longer,
         "commits after errors too": swallowing,
         "session of a thread": of_a_thread,
+        "session of a task": of_a_task,
         "hides errors": hiding,
         "hides errors, asynchronous": hiding_asynchronously,
     }[name]
@@ -546,6 +606,23 @@ def test_a_session_of_two_databases_with_two_phase_commits_is_allowed(database: 
 
     with pytest.raises(ZeroDivisionError):
         anyio.run(handle, middleware, write)
+
+    @contextmanager
+    def by_hand() -> Iterator[Session]:
+        with Session(first, binds={_Other: second}, twophase=True) as session:
+            yield session
+
+    async def begin_again(session: Session) -> None:
+        session.rollback()
+        with pytest.raises(InvalidState, match="begins another transaction") as refused:
+            await write(session)
+        errors.append(refused.value)
+
+    errors: list[InvalidState] = []
+    chosen[0] = by_hand
+    with pytest.raises(InvalidState, match="has committed or rolled back"):
+        anyio.run(handle, middleware, begin_again)
+    assert len(errors) == 1
     _Other.metadata.drop_all(second)
 
 

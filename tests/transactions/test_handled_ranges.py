@@ -262,11 +262,12 @@ async def test_a_message_of_an_older_log_is_not_mistaken_for_one_that_was_handle
     sent = [(number, 1) for number in range(10)] + [(number, 2) for number in (3, 0, 1, 2, 7, 4)]
     for number, log in [*sent, *sent[10:]]:
         await one.handle(Handling([message_of(number, log)], "ch"), handle)
+        if log == 2:  # the first one tells that the log has begun again
+            async with sessions() as session:
+                of_old_log = text("SELECT count(*) FROM nsqext_inbox_range WHERE stored < 120000000000")
+                assert (await session.execute(of_old_log)).scalar_one() == 0
     assert calls == sent
     assert one.skipped == 6
-    async with sessions() as session:
-        of_old_log = text("SELECT count(*) FROM nsqext_inbox_range WHERE stored < 120000000000")
-        assert (await session.execute(of_old_log)).scalar_one() == 0
 
 
 @pytest.mark.anyio
@@ -345,6 +346,27 @@ async def test_a_merge_leaves_other_partitions_and_channels_as_they_are(sessions
     async with sessions() as session:
         left = [tuple(row) for row in await session.execute(text(found))]
     assert sorted(left) == sorted([*others, ("t", "ch", 0, 0, 68)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_ranges_are_merged_each_time_that_a_number_of_messages_was_handled(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges: list[ChannelPartition] = []
+
+    async def note_merge(_: HandledRanges, session: AsyncSession, key: ChannelPartition) -> None:
+        merges.append(key)
+
+    async def handle(_: Handling) -> None:
+        """Do nothing."""
+
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 3)
+    monkeypatch.setattr(HandledRanges, "merge", note_merge)
+    one = Inbox(sessions.begin)
+    for number in range(7):
+        await one.handle(Handling([message_of(number)], "ch"), handle)
+    assert len(merges) == 2
 
 
 @pytest.mark.anyio

@@ -288,6 +288,11 @@ async def test_a_coroutine_function_is_no_identity() -> None:
         Inbox[Any](nullcontext, identity=identity)  # type: ignore[arg-type]
 
 
+async def test_identities_are_not_forgotten_at_once() -> None:
+    with pytest.raises(InvalidSetting, match="keep=0"):
+        Inbox[Any](nullcontext, keep=0)
+
+
 async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_middleware(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
@@ -393,6 +398,21 @@ async def test_an_outage_during_the_check_of_the_tables_is_no_missing_table(
     with pytest.raises(OperationalError, match="locked"):
         await subject.check()
     await subject.check()
+
+
+@pytest.mark.parametrize("kind", [Inbox, Positions])
+async def test_checks_of_two_processes_do_not_find_each_others_rows(
+    kind: type[Inbox[AsyncSession]] | type[Positions[AsyncSession]], sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    other = kind(sessions.begin)
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[AsyncSession]:
+        async with sessions.begin() as session:
+            yield session
+        await other.check()
+
+    await kind(begin).check()
 
 
 def _use_empty_schema(connection: Any, _: object) -> None:

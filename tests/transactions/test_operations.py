@@ -137,7 +137,8 @@ def test_the_index_contains_only_what_waits_and_is_used(database: str, shards: S
 
 def test_processes_on_one_file_wait_for_each_other(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'outbox.db'}"
-    OutboxStore(database, create=True).close()
+    with OutboxStore(database, create=True) as opened, closing(opened.connect()) as connection:
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (30_000,), "milliseconds"
 
     def lease(owner: str) -> None:
         with closing(OutboxStore(database)) as store:

@@ -249,6 +249,9 @@ async def test_bad_input_is_refused_before_anything_is_added(database: str) -> N
         for key in ("\ud800", "", b"", 1.5, "k" * 60_000):
             with pytest.raises(InvalidInput):
                 outbox.add(connection, "t", b"x", key=key)  # type: ignore[arg-type]
+        for tag in ("", "a b", "t" * 101):
+            with pytest.raises(InvalidName):
+                outbox.add(connection, "t", b"x", tag=tag)
         for headers in ({"nsqext_id": "1"}, {"a": "\ud800"}, {"a": "x" * 59_990}):
             with pytest.raises(InvalidHeader):
                 outbox.add(connection, "t", b"x", headers=headers)

@@ -288,8 +288,9 @@ def test_a_summary_is_read_or_says_why_not(database: str, monkeypatch: pytest.Mo
         relay = OutboxRelay(store)
         assert relay.summary().waiting == 0
         monkeypatch.setattr(store, "summary", fail)
-        with pytest.raises(InvalidState, match="the outbox cannot be read: database is locked"):
+        with pytest.raises(InvalidState, match="the outbox cannot be read: database is locked") as caught:
             relay.summary()
+        assert caught.value.__cause__ is None, "an error of the driver may contain the password"
         with pytest.raises(ZeroDivisionError):
             relay.summary()
 
@@ -551,7 +552,7 @@ def test_a_commit_notifies_relays_and_a_rollback_does_not(database: str, way: st
 @on_postgresql
 async def test_a_listener_waits_for_a_message_from_its_first_call_on(database: str) -> None:
     with OutboxStore(database) as store, closing(OutboxListener(store)) as listener:
-        await listener.wait(0.0)
+        assert await listener.wait(0.0), "messages may have been added before it listens"
         add_with_driver(database, "t", commit=True)
         began = anyio.current_time()
         await listener.wait(8.0)
@@ -1193,6 +1194,23 @@ async def test_publishes_that_take_longer_than_the_timeout_lease_again(
         async with publishing(store, producer):
             await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
     assert {0, 1, 2} <= {*leases}, "each publish has a lease before it"
+
+
+@on_postgresql
+async def test_a_relay_that_has_ended_does_not_listen_any_more(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[OutboxListener] = []
+
+    class Noted(OutboxListener):
+        def __init__(self, store: OutboxStore) -> None:
+            super().__init__(store)
+            listeners.append(self)
+
+    monkeypatch.setattr("nsqext.transactions.relay.OutboxListener", Noted)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(accept)):
+            await eventually(lambda: bool(listeners) and listeners[0]._connection is not None, _SECONDS)
+            connection = listeners[0]._connection
+    assert connection.closed
 
 
 @one_database

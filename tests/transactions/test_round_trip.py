@@ -103,3 +103,9 @@ def test_a_session_of_sqlalchemy_is_used(postgres: str) -> None:
     with Session(engine) as session:
         assert run(session, _STATE[0]) == ["serializable"]
         assert session.connection().exec_driver_sql(_STATE[0]).scalar_one() == "serializable"
+
+
+def test_values_are_sent_in_the_encoding_of_the_connection(postgres: str) -> None:
+    with closing(psycopg.connect(f"{postgres} client_encoding=latin1")) as connection:
+        _, (found,) = anyio.run(execute_at_once, connection, ["SELECT :word, length(:word)"], {"word": "\u00e9"})
+        assert [found.get_value(0, column) for column in range(2)] == [b"\xe9", b"1"]

@@ -79,9 +79,9 @@ class ChannelBatches:
             elif not message.answered:
                 message.mark_answered()
 
-    async def freeze(self) -> None:
-        """Exclude messages stored from now on, by the servers' clocks."""
-        self._frozen_at = time.time_ns()
+    async def freeze(self, moment: int | None = None) -> None:
+        """Exclude messages stored from now on, or after a time in nanoseconds since 1970, by the servers' clocks."""
+        self._frozen_at = time.time_ns() if moment is None else moment
 
     async def take(self, start: int) -> list[Message]:
         """Finish the messages before ``start``; return the next messages, the same for each call with ``start``."""

@@ -215,10 +215,13 @@ def test_acknowledgements_answer_messages_once(servers: ScriptedServers, caplog:
     assert servers.consumers[0].calls == []
 
 
-def test_the_consumer_of_a_single_message_is_closed_after_the_answer(servers: ScriptedServers) -> None:
+@pytest.mark.parametrize("error", [None, MessageNotInFlight("taken back")])
+def test_the_consumer_of_a_single_message_is_closed_after_the_answer(
+    servers: ScriptedServers, error: MessageNotInFlight | None
+) -> None:
     held, (source, _) = Deliveries(cast("Any", None)), opened(servers)
     source.single = True
-    held.append(message := ScriptedMessage(), "tag")
+    held.append(message := ScriptedMessage(error=error), "tag")
     held.hold("tag", cast("Any", message), source)
     assert servers.consumers[0].calls == []
     held.ack("tag")

@@ -305,6 +305,8 @@ async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:
 
 def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
     assert NsqBroker(cluster.lookupd, max_in_flight=7, timeout=3)._consumer.max_in_flight == 7
+    assert NsqBroker(cluster.lookupd)._consumer.settings["close_timeout"] == 0.0
+    assert NsqBroker(cluster.lookupd, close_timeout=5.0)._consumer.settings["close_timeout"] == 5.0
     with pytest.raises(InvalidSetting, match="is one text"):
         NsqBroker(cluster.lookupd, queues="mails")
     for losing in ({"sample_rate": 20}, {"ext_filter": ExtFilter(1, "user", "ann")}):

@@ -436,6 +436,18 @@ async def test_anchors_of_a_new_query_that_were_not_all_created(
                 await admin.delete_anchor(*key, channel)
 
 
+async def test_marks_of_two_interrupted_creations_are_deleted(servers: Servers, topics: dict[str, str]) -> None:
+    channel, keys = f"anchor_{token_hex(4)}", [(topics["plain"], partition) for partition in range(2)]
+    async with SourceAdmin(access(servers.lookupd)) as admin:
+        for key in keys:
+            change = admin.leaders.nodes.change_channel
+            await admin.leaders.ask(*key, change, "create", setup_mark(channel, QUERY_MARK))
+        await admin.create_anchors(dict.fromkeys(keys, 0), channel)
+        assert not admin.is_incomplete(await admin.survey(keys), channel)
+        for key in keys:
+            await admin.delete_anchor(*key, channel)
+
+
 async def test_new_anchors_whose_move_was_lost_are_moved_again(
     servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

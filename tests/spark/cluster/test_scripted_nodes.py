@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from nsqext.errors import PartitionUnavailable
-from nsqext.partitions import ChannelPosition, Leader
+from nsqext.errors import LookupFailed, PartitionUnavailable
+from nsqext.partitions import ChannelPosition, Leader, MessagePosition
 from nsqext.spark.cluster import admin as admin_module
 from nsqext.spark.cluster.admin import Bounds, SourceAdmin, setup_mark
 from nsqext.spark.cluster.client_config import ClientConfig
@@ -121,3 +121,42 @@ async def test_an_anchor_that_was_just_missing_is_made_without_another_look() ->
     with anyio.fail_after(5):
         await admin.create_anchor("t", 0, "spark", 50)
     assert nodes.channels == {"spark": 50}
+
+
+async def test_an_anchor_that_is_made_again_has_a_mark_again() -> None:
+    """It was deleted, and another process creates it: before it is moved, it is at the end."""
+    nodes = Nodes(spark=7)
+    admin = admin_of(nodes)
+    assert await admin.anchor_count("t", 0, "spark") == 7
+    nodes.channels.clear()
+    assert await admin.anchor_count("t", 0, "spark") is None
+    nodes.channels.update({"spark": 100, setup_mark("spark"): 100})
+    assert await admin.anchor_count("t", 0, "spark") is None
+
+
+async def test_an_anchor_whose_leader_lookup_does_not_tell_is_moved_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unknown(*_: object) -> None:
+        raise LookupFailed("it does not respond")
+
+    nodes = Nodes(spark=7)
+    monkeypatch.setattr(nodes, "leader", unknown)
+    await admin_of(nodes).push_anchor("t", 0, "spark", 9)
+    assert nodes.channels == {"spark": 9}
+
+
+async def test_a_partition_does_not_begin_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages were removed, and others published, after its statistics were read."""
+
+    async def message(*_: object) -> MessagePosition:
+        return MessagePosition(5, 5, 50, 1)
+
+    async def stats(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(messages=3, committed=3, start=20, end=30, channels={})
+
+    nodes = Nodes()
+    monkeypatch.setattr(nodes, "stats", stats)
+    monkeypatch.setattr(nodes, "message", message, raising=False)
+    bounds = await admin_of(nodes).bounds("t", 0)
+    assert (bounds.start, bounds.end) == (3, 3)

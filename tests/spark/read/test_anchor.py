@@ -165,6 +165,8 @@ async def test_a_start_before_the_retained_messages() -> None:
         await Anchors(pretended().admin, options(**given)).begin()
     lenient = Anchors(pretended().admin, options(failOnDataLoss="false", **given))
     assert await lenient.begin() == {("orders", 0): 10, ("orders", 1): 0}
+    behind = {"startingOffsets": '{"orders": {"0": 51, "1": 0}}', "failOnDataLoss": "false"}
+    assert await Anchors(pretended().admin, options(**behind)).begin() == {("orders", 0): 50, ("orders", 1): 0}
 
 
 @pytest.mark.parametrize(
@@ -284,6 +286,22 @@ async def test_a_new_partition_whose_error_remains_ends_the_query(monkeypatch: p
         await anchors.survey(known=ORDERS)
 
 
+async def test_a_new_partition_whose_node_does_not_respond_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors, bounds = Anchors(servers.admin, options()), FakeAdmin.bounds
+    servers.logs["orders", 2] = Log(0, 4)
+
+    async def wait(admin: FakeAdmin, topic: str, partition: int, *patience: float) -> Log:
+        if partition == 2:
+            await anyio.sleep_forever()
+        return await bounds(admin, topic, partition, *patience)
+
+    monkeypatch.setattr(FakeAdmin, "bounds", wait)
+    monkeypatch.setattr("nsqext.spark.read.anchor._JOIN", 0.01)
+    with anyio.fail_after(25):
+        assert (await anchors.survey(known=ORDERS)).keys() == ORDERS.keys()
+
+
 async def test_a_topic_of_the_same_name_without_anchors_is_another_one() -> None:
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options(failOnDataLoss="false"))
@@ -303,19 +321,20 @@ async def test_a_topic_of_the_same_name_without_anchors_is_another_one() -> None
     assert [state.recreated for state in (await anchors.survey()).values()] == [False, False], "it is the old topic"
 
 
-async def test_a_topic_that_is_deleted_during_a_survey(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [False, True])
+async def test_a_topic_that_is_deleted_during_a_survey(monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
     survey = FakeAdmin.survey
 
-    async def delete(admin: FakeAdmin, keys: Iterable[Key]) -> dict[Key, Log]:
+    async def delete(admin: FakeAdmin, keys: Iterable[Key], *_: float) -> dict[Key, Log]:
         if admin.logs:
             admin.logs.clear()
             raise TopicNotFound("it was deleted", topic="orders")
         return await survey(admin, keys)
 
     monkeypatch.setattr(FakeAdmin, "survey", delete)
-    assert await Anchors(pretended().admin, options(failOnDataLoss="false")).survey() == {}
+    assert await Anchors(pretended().admin, options(failOnDataLoss="false")).survey(quick=quick) == {}
     with pytest.raises(TopicNotFound, match="it was deleted"):
-        await Anchors(pretended().admin, options()).survey()
+        await Anchors(pretended().admin, options()).survey(quick=quick)
 
 
 async def test_a_topic_that_lookup_does_not_know_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +385,14 @@ async def test_anchors_are_not_requested_for_each_batch() -> None:
     assert (await anchors.survey())["orders", 0].anchor is None
 
 
+async def test_positions_at_the_start_are_used_for_one_survey() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    await anchors.begin()
+    servers.logs["orders", 0].anchor = None
+    assert [(await anchors.survey())["orders", 0].anchor for _ in range(2)] == [20, None]
+
+
 async def test_an_anchor_that_is_set_back_is_requested_again() -> None:
     servers = pretended(p0=44, p1=5)
     anchors = Anchors(servers.admin, options())
@@ -406,8 +433,11 @@ async def test_a_latest_start_that_is_ignored_is_logged(caplog: pytest.LogCaptur
     assert "option startingOffsets is ignored: the channel spark exists at 2 partitions" in record.getMessage()
 
 
-async def test_a_start_that_is_used_is_not_logged_when_spark_asks_again(caplog: pytest.LogCaptureFixture) -> None:
-    anchors = Anchors(pretended().admin, options(startingOffsets="earliest"))
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+async def test_a_start_that_is_used_is_not_logged_when_spark_asks_again(
+    start: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    anchors = Anchors(pretended().admin, options(startingOffsets=start))
     assert await anchors.begin() == await anchors.begin()
     assert caplog.records == []
 

@@ -62,6 +62,7 @@ class Channel:
         counts: numbers of unfinished messages, as the servers report them in turn.
         done: what was called, in order.
         settings: those of the consumer.
+        asking: those of the `Admin`.
         broken: whether the consumer cannot be closed without an error.
     """
 
@@ -69,6 +70,7 @@ class Channel:
     counts: list[int] = field(factory=list)
     done: list[str] = field(factory=list)
     settings: dict[str, Any] = field(factory=dict)
+    asking: dict[str, Any] = field(factory=dict)
     broken: bool = False
 
     def consumer(self, topics: tuple[str, ...], channel: str, lookupd: object, **settings: object) -> Self:
@@ -96,6 +98,10 @@ class Channel:
         if self.broken:
             raise ConnectionLost("it broke")
 
+    def admin(self, lookupd: object, **settings: object) -> SimpleNamespace:
+        self.asking = settings
+        return SimpleNamespace(aclose=self.close_admin)
+
     async def close_admin(self) -> None:
         self.done.append("close Admin")
 
@@ -119,7 +125,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
     def open_channel(*deliveries: list[Sent], counts: list[int] | None = None) -> tuple[Channel, ChannelBatches]:
         channel = Channel(list(deliveries), list(counts or []))
         monkeypatch.setattr(channel_batches, "Consumer", channel.consumer)
-        monkeypatch.setattr(channel_batches, "Admin", lambda *_, **__: SimpleNamespace(aclose=channel.close_admin))
+        monkeypatch.setattr(channel_batches, "Admin", channel.admin)
         monkeypatch.setattr(channel_batches, "unfinished_count", channel.count)
         return channel, ChannelBatches(options())
 
@@ -137,6 +143,7 @@ async def test_a_consumer_that_leaves_messages_to_spark(opened: Open) -> None:
     channel, _ = opened()
     own = {"topics": ("one", "two"), "channel": "spark", "max_count": 2, "max_wait": 0.0}
     assert channel.settings == own | {"max_in_flight": 4, "on_lost": "ignore", "decompress": False, "block_warning": 0}
+    assert channel.asking["node_filter"] is None, "messages of every node count"
 
 
 @pytest.mark.anyio

@@ -103,6 +103,7 @@ def test_positions_by_partition() -> None:
         places.check({"t": [0, 1]})
     places.check({"t": [0, 1, 2], "u": [0]})
     assert parse_starting(json.dumps(dump({("t", 0): 4}))) == RangeLimit(None, {("t", 0): 4})
+    assert parse_starting('{"topics": {"0": 4}}') == RangeLimit(None, {("topics", 0): 4}), "a topic has this name"
 
 
 def test_positions_by_topic() -> None:

@@ -10,6 +10,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
+from nsqext.errors import InvalidState
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from nsqext.spark.read import batch_plan, readers
@@ -75,6 +76,27 @@ def test_a_stopped_query_leaves_its_channel_to_another_one(planner: Planner, mon
     lock = PlannerLock(given)
     lock.acquire(patience=0)
     lock.release()
+
+
+def test_a_query_that_was_refused_the_lock_is_refused_again(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may call another method of the same reader."""
+
+    class Impatient(PlannerLock):
+        def acquire(self, patience: float = 0.0) -> None:
+            super().acquire(patience)
+
+    monkeypatch.setattr(readers, "is_planner", lambda: True)
+    monkeypatch.setattr(readers, "PlannerLock", Impatient)
+    given = options(True, **STREAM)
+    lock, reader = PlannerLock(given), NsqStreamReader(given)
+    lock.acquire()
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidState, match="another stream on this machine"):
+                reader.commit(dump({("t", 0): 1}))
+    finally:
+        lock.release()
+    assert planner.committed == []
 
 
 TIMES = [1_700_000_000_000_000 + at for at in (-1, 0, 999, 1000, 1_999_999, 2_000_000)]

@@ -113,6 +113,14 @@ def test_too_many_ahead_of_a_gap() -> None:
     assert taken(reassembler, stored) == places(stored)
 
 
+def test_messages_before_a_gap_are_returned_with_any_number_behind_it() -> None:
+    stored = queue([10] * 7)
+    reassembler = Reassembler(0, 7, 3)
+    reassembler.begin(0)
+    assert taken(reassembler, [stored[0], *stored[2:]]) == places(stored[:1])
+    assert taken(reassembler, stored[1:2]) == places(stored[1:])
+
+
 def test_a_delivery_that_continues_the_range_is_returned_without_a_copy() -> None:
     reassembler = Reassembler(0, 4, 3)
     reassembler.begin(0)

@@ -46,7 +46,8 @@ async def test_a_query_from_its_beginning_to_its_end() -> None:
     planner = batches(servers)
     start = await planner.initial()
     end = await planner.latest(start, None)
-    assert await planner.initial() == start
+    asked = servers.asked
+    assert (await planner.initial(), servers.asked) == (start, asked), "Spark asks twice"
     assert await planner.ranges(start, end) == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
     servers.logs["orders", 0].end = 60
     more = await planner.latest(end, None)

@@ -326,6 +326,19 @@ async def test_a_logged_batch_of_a_partition_that_is_no_longer_assigned_is_read(
         assert planner.planned_of(ranges).keys() == {(topic, 0)}
 
 
+async def test_tasks_of_a_logged_batch_know_the_message_before_it(servers: Servers, topic: str) -> None:
+    lookupd = list(servers.lookupd)
+    await publish(lookupd, topic)
+    async with planning(lookupd, topic) as planner:
+        start = await planner.latest(await planner.initial(), 5, None, planner.last)
+        known = planner.last
+        end = await planner.latest(start, None, None, known)
+        last = planner.last
+    async with planning(lookupd, topic) as planner:
+        ranges = await planner.ranges(start, end, known, last)
+        assert planner.planned_of(ranges)[topic, 0].before == known[topic, 0]
+
+
 async def test_a_partition_that_is_added(cluster: Cluster) -> None:
     cluster.create_topic("orders", channels=["other"])
     async with planning(cluster.lookupd, "orders", startingOffsets="latest") as planner:

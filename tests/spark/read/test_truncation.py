@@ -219,3 +219,18 @@ async def test_a_last_message_that_was_just_removed_is_not_kept(monkeypatch: pyt
     monkeypatch.setattr(FakeAdmin, "message", message)
     check = TruncationCheck(servers.admin, fail_on_data_loss=False)
     assert await check.last_messages({("t", 0): 5}, {("t", 0): PartitionState(0, 50)}, {}, {}) == {}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_last_message_that_was_just_removed_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    servers = FakeAdmin({("t", 0): Log(0, 50)})
+    known = {("t", 0): servers.log("t", 0).message(4)}
+
+    async def message(admin: FakeAdmin, topic: str, partition: int, count: int) -> MessagePosition:
+        return admin.log(topic, partition).message(count + 3)
+
+    monkeypatch.setattr(FakeAdmin, "message", message)
+    check = TruncationCheck(servers.admin, fail_on_data_loss=strict)
+    assert await check.divergences(known, {("t", 0): PartitionState(0, 50)}) == {}

@@ -127,3 +127,12 @@ def test_headers_as_an_array_are_described() -> None:
     fields = {"value": b"x", "headers": [{"key": "a", "value": b"b"}, {"key": "c", "value": b"\xff"}, None]}
     one = json.loads(describe_row(0, 0, InvalidBody("bad"), fields, 1000))
     assert one["headers"] == [{"key": "a", "value": "b"}, {"key": "c", "value_base64": "/w=="}, {}]
+
+
+def test_the_description_of_a_row_with_large_headers_has_none() -> None:
+    """It would be larger than servers accept."""
+    fields = {"value": b"x", "headers": {"a": "b" * 1000}, "key": "k"}
+    described = describe_row(0, 0, InvalidBody("bad"), fields, 500)
+    assert len(described) < 500
+    assert (one := json.loads(described))["key"] == "k"
+    assert (one["value_size"], "headers" in one) == (1, False)

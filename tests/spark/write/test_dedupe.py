@@ -125,7 +125,7 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
     schema, kept = read_schema(ALL_COLUMNS), list[list[int]]()
     for batch in (
         [marked(0, "a"), marked(1, "b"), marked(2, "a")],
-        [marked(3, "b"), marked(4, "c"), row(5), *[without_position()] * 2],
+        [marked(3, "b"), marked(4, "c"), row(5), marked(6, "a", topic="other"), *[without_position()] * 2],
     ):
         rows = frame(spark, batch).withColumn("timestamp", sf.current_timestamp())
         rows.coalesce(1).write.mode("append").parquet(str(tmp_path / "source"))
@@ -135,8 +135,8 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
     assert "DeduplicateWithinWatermark" in plan(single)
     writer = single.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     run_to_end(writer.foreachBatch(lambda found, _: kept.append(offsets(found))).start)
-    assert [len(found) for found in kept if found] == [2, 4]
-    assert kept[1] == [-1, -1, 4, 5]
+    assert [len(found) for found in kept if found] == [2, 5]
+    assert kept[1] == [-1, -1, 4, 5, 6]
 
 
 def plan(rows: DataFrame) -> str:

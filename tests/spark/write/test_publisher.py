@@ -87,8 +87,8 @@ def test_the_first_row_that_was_not_stored_is_named_and_others_count() -> None:
     task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5)
     outcomes: list[Receipt | NsqError] = [Receipt("t", 0, "n:1"), DeliveryUnknown("no response")]
     task.producer = Answers(BatchFailed(outcomes))  # type: ignore[assignment]
-    messages = chunk(("t", 0, b"0"), ("t", 0, b"1"), ("u", 0, b"2"), ("u", 0, b"3"))
-    with pytest.raises(DeliveryUnknown, match="row 1 of Spark partition 5: no response"):
+    messages = chunk(("t", 0, b"0"), ("u", 0, b"1"), ("u", 0, b"2"), ("t", 0, b"3"))
+    with pytest.raises(DeliveryUnknown, match="row 2 of Spark partition 5: no response"):
         anyio.run(task.publish, messages)
     assert task.tallies == {("t", 0): 1, ("u", 0): 1}
 
@@ -101,6 +101,44 @@ def test_an_error_has_the_attempts_of_its_publish() -> None:
     with pytest.raises(DeliveryUnknown, match="row 3 ") as caught:
         anyio.run(task.publish, chunk(("t", 0, b"x"), first=3))
     assert caught.value.attempts == error.attempts
+
+
+class Script:
+    """A producer that records publishes and raises the errors of a script, by topic and bodies."""
+
+    def __init__(self, **errors: NsqError) -> None:
+        self._errors = errors
+        self.sent: list[str] = []
+
+    async def publish_many(self, topic: str, messages: list[bytes], *, partition: int | None) -> list[Receipt]:
+        self.sent.append(name := f"{topic}_{b''.join(messages).decode()}")
+        if name in self._errors:
+            raise self._errors[name]
+        return [Receipt(topic, partition, "n:1")] * len(messages)
+
+
+def described(script: Script) -> RowPublisher:
+    task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5, lambda row, error, fields: (("bad", None), b"x", 1))
+    task.producer = script  # type: ignore[assignment]
+    return task
+
+
+def test_rows_behind_a_bad_row_follow_the_rows_before_it() -> None:
+    bad = InvalidInput("too large")
+    bad.index = 1
+    script = Script(t_012=bad, t_0=DeliveryUnknown("no response"))
+    with pytest.raises(DeliveryUnknown, match="row 0 "):
+        anyio.run(described(script).publish, chunk(*(("t", 0, b"%d" % row) for row in range(3))))
+    assert script.sent == ["t_012", "bad_x", "t_0"]
+
+
+def test_a_bad_row_behind_a_failure_is_not_described() -> None:
+    """Its task is run again."""
+    outcomes: list[Receipt | NsqError] = [DeliveryUnknown("no response"), InvalidInput("too large")]
+    script = Script(t_01=BatchFailed(outcomes))
+    with pytest.raises(DeliveryUnknown, match="row 0 "):
+        anyio.run(described(script).publish, chunk(("t", 0, b"0"), ("t", 0, b"1")))
+    assert script.sent == ["t_01"]
 
 
 def test_a_bad_row_of_the_topic_of_bad_rows_is_not_described() -> None:

@@ -174,6 +174,7 @@ def test_a_row_without_its_position_may_be_in_another_task() -> None:
     assert ids.of_batch(columns(row), 0).task is None
     assert ids.of_batch(columns(row, {**row, "offset": None}), 1).task == "run/2"
     assert ids.of_batch(columns({"value": b"x", "topic": "t", "message_id": None}), 3).task == "run/2"
+    assert ids.of_batch(columns({"value": b"x", "message_id": b"1"}), 4).task == "run/2", "topics have equal ids"
 
 
 def test_descriptions_are_numbered_while_no_rows_are() -> None:
@@ -187,6 +188,6 @@ def test_descriptions_are_numbered_while_no_rows_are() -> None:
 
     ids = ContentIds("q/0", 2, "run", Watched(), lock)
     ids.of_batch(columns({"value": b"x"}), 0)
-    ids.of_description(0, b"y")
+    assert ids.of_description(0, b"y").task == "run/2", "another task may have this row"
     assert held == [True, True]
     assert not lock.locked()

@@ -14,8 +14,9 @@ from nsqext.client.producer.packed import PackedMessages
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
+from nsqext.spark.write.packing import PackedRows
 from nsqext.spark.write.row_ids import ContentIds, NumberedIds
-from nsqext.spark.write.row_mapper import Chunk, RowMapper
+from nsqext.spark.write.row_mapper import Chunk, Group, RowMapper
 from nsqext.types import TopicMeta
 
 IDS = NumberedIds("q", 2)
@@ -273,6 +274,12 @@ def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_a_column_without_any_topic_names_none() -> None:
+    rows = pa.RecordBatch.from_pydict({"value": [b"x", b"y"], "topic": pa.nulls(2, pa.string())})
+    with pytest.raises(InvalidInput, match="row 0 of Spark partition 2: the row has no topic"):
+        list(RowMapper(SinkOptions(ClientConfig(("a:1",))), ("value", "topic"), IDS).chunks([rows], METAS.__getitem__))
+
+
 @pytest.mark.parametrize("topic", ["plain", "extend", "original"])
 def test_bodies_and_ids_stay_packed_until_other_messages_follow(topic: str) -> None:
     values = [b"%d" % number for number in range(3)]
@@ -309,6 +316,14 @@ def test_an_id_that_json_escapes_is_packed(make: Callable[[], NumberedIds | Cont
     assert [message.headers for message in group.messages if isinstance(message, OutgoingMessage)] == [
         ids.headers_of("nsqext_id", index) for index in range(3)
     ]
+
+
+def test_messages_of_two_commands_are_not_packed_together() -> None:
+    values, group = pa.array([b"a", b"b"]), Group()
+    packed = PackedRows.of_bodies(values)[:], PackedRows.with_traces(values, IDS.of_batch({"value": values}, 0))[:]
+    for number, messages in enumerate(packed):
+        group.extend(range(2 * number, 2 * number + 2), messages)
+    assert group.messages == [*packed[0], *packed[1]]
 
 
 @pytest.mark.parametrize("topic", ["plain", "extend"])

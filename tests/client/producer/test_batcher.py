@@ -520,8 +520,8 @@ async def test_failures_behind_a_cancelled_exit_are_logged_after_earlier_ones_we
                 for body in (b"1", b"2"):
                     await batcher.add(body)
                 scope.cancel()
-        first, publisher.gate = publisher.gate, anyio.Event()
         await until(lambda: publisher.batches)
+        first, publisher.gate = publisher.gate, anyio.Event()
         first.set()
         await until(lambda: caplog.messages)
         assert len(batcher.take_failed()) == 1

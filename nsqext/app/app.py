@@ -74,8 +74,6 @@ class App(Router, Runnable):
         UnknownSetting: the error suggests a known name.
     """
 
-    runs = True
-
     def __init__(
         self,
         lookupd: str | Sequence[str] | Lookup = (),

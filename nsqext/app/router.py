@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from attrs import field, frozen
 
@@ -17,6 +17,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.client.middleware import Middleware, check_middleware
 from nsqext.client.settings import consumer_settings, handler_settings
+from nsqext.client.tasks import Runnable
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 from nsqext.settings import unknown_setting
@@ -65,8 +66,6 @@ class Router:
 
     What is added behind that would not run: it raises `InvalidState`.
     """
-
-    runs: ClassVar[bool] = False  #: whether it is an app
 
     def __init__(self) -> None:
         self.specs: list[HandlerSpec] = []
@@ -265,7 +264,7 @@ class Router:
             raise InvalidSetting(f"{router!r} is not a router", hint="give an object of nsqext.Router")
         if router is self:
             raise InvalidSetting("a router cannot include itself")
-        if router.runs:
+        if isinstance(router, Runnable):  # an app
             raise InvalidSetting(
                 "an app cannot be included: its settings, middleware and readiness checks would have no effect",
                 hint="collect the handlers in an nsqext.Router, which several apps can include",

@@ -664,7 +664,7 @@ async def test_messages_of_a_topic_without_a_leader_hold_up_no_other_topic(
         store.add([(DelayedMessage(identity=f"up{one}", topic="up", due=9), b"up") for one in range(3)])
         async with scripted(store, producer):
             await eventually(lambda: producer.published == [b"up"] * 3, DEADLINE)
-            assert producer.publishing == [b"0", b"1"], "the topic has no more than its places"
+            assert sorted(producer.publishing) == [b"0", b"1"], "the topic has no more than its places"
             before = len(looks)
             await anyio.sleep(0.2)
             assert len(looks) - before < 20, "what is due and has to wait is not looked for all the time"

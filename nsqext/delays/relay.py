@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext import MessageBatch, Producer
     from nsqext.app import App
     from nsqext.client.consumer.settings import HandlerSettings
-    from nsqext.delays.store import DelayStore, DelaySummary
+    from nsqext.delays.store import DelayStore, DelaySummary, TakenMessage
 
 T = TypeVar("T")
 
@@ -104,9 +104,8 @@ class DelayRelay(Relay):
         self._store = store
         self._keep = keep
         self._changed = Wakeup()
-        self._publishing = 0
-        # when publishes began, by topic and identity, by the clock of the event loop
-        self._running: dict[str, dict[str, float]] = {}
+        # when the messages were taken that are published now, by topic, by the clock of the event loop
+        self._running: dict[str, list[float]] = {}
         # until when a failed publish or store counts, by the clock of the event loop
         self._failing = self._full = 0.0
         self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
@@ -208,19 +207,21 @@ class DelayRelay(Relay):
     async def _publish_due(self, producer: Producer) -> None:
         published = self._published
         lease = lease_time(publish_timeout(producer))
+        self._running.clear()  # of a run that was cancelled
         async with anyio.create_task_group() as tasks:
             while not self._stopping:
                 count = len(published)
                 slow = self._slow()
                 free = self._free(slow)
                 began, taken = await self._in_store(partial(self._take, published[:count], free, lease, slow))
-                until = anyio.current_time() + lease - (time.monotonic() - began)
+                now = anyio.current_time()
+                until = now + lease - (time.monotonic() - began)
                 del published[:count]
-                self._publishing += len(taken)
-                for identity, data in taken:
-                    tasks.start_soon(self._publish, producer, identity, data, until)
+                for message in taken:
+                    self._running.setdefault(message.topic, []).append(now)
+                    tasks.start_soon(self._publish, producer, message, now, until)
                 if not taken:
-                    if not self._publishing and anyio.current_time() > self._failing:
+                    if not self._running and now > self._failing:
                         self.failure = None  # what failed was cancelled, or another relay tries it
                     await self._wait(await self._in_store(partial(self._next_due, slow)), free)
 
@@ -228,23 +229,24 @@ class DelayRelay(Relay):
         """Return the topics whose publishes wait for long, as for a leader, if these hold half of the places."""
         before = anyio.current_time() - SLOW
         late = {
-            topic: sum(begun <= before for begun in running.values())
+            topic: sum(taken <= before for taken in running)
             for topic, running in self._running.items()
-            if next(iter(running.values())) <= before  # the oldest
+            if running[0] <= before  # the oldest
         }
         return {*late} if 2 * sum(late.values()) >= AT_ONCE else set()
 
     def _free(self, slow: Collection[str]) -> int:
         """Return how many messages of other topics may be published now."""
         held = sum(len(self._running[topic]) for topic in slow)
-        return max(0, min(AT_ONCE + held, MOST_SLOW * AT_ONCE) - self._publishing)
+        running = sum(map(len, self._running.values()))
+        return max(0, min(AT_ONCE + held, MOST_SLOW * AT_ONCE) - running)
 
     def _next_due(self, slow: Collection[str]) -> float | None:
         return self._store.next_due(time.time(), slow)
 
     def _take(
         self, published: list[str], free: int, lease: float, slow: Collection[str]
-    ) -> tuple[float, list[tuple[str, bytes]]]:
+    ) -> tuple[float, list[TakenMessage]]:
         """Call `DelayStore.take`; return when its lease began at the earliest, in monotonic seconds, and its result."""
         began = time.monotonic()
         return began, self._store.take(published, free, time.time(), lease, slow)
@@ -257,16 +259,13 @@ class DelayRelay(Relay):
         with anyio.move_on_after(pause):
             await self._changed.wait()
 
-    async def _publish(self, producer: Producer, identity: str, data: bytes, until: float) -> None:
+    async def _publish(self, producer: Producer, message: TakenMessage, taken: float, until: float) -> None:
         """Publish a message until its lease ends: then another relay publishes it."""
-        topic = _topic_of(data)
-        running = self._running.setdefault(topic, {})
-        running[identity] = anyio.current_time()
         try:
             with anyio.CancelScope(deadline=until):
                 await checkpoint_if_cancelled()  # this process may have stood still
-                await publish_record(producer, data)
-                self._published.append(identity)
+                await publish_record(producer, message.record)
+                self._published.append(message.identity)
                 self._stored += 1
                 self.failure = None
         except NsqError as error:
@@ -276,28 +275,19 @@ class DelayRelay(Relay):
             if not alone:
                 self.failure = f"no message is stored: {error}"
                 self._failing = anyio.current_time() + 2 * RETRY
-            failed = partial(self._store.failed, identity, str(error), pause=RETRY, alone=alone)
+            failed = partial(self._store.failed, message.identity, str(error), pause=RETRY, alone=alone)
             await self._in_store(lambda: failed(now=time.time()))
         finally:
-            self._publishing -= 1
-            running.pop(identity, None)
-            if not running and self._running.get(topic) is running:
-                del self._running[topic]
+            running = self._running[message.topic]
+            running.remove(taken)
+            if not running:
+                del self._running[message.topic]
             self._changed.wake()
 
     async def _forget_old(self) -> None:
         while True:
             await self._in_store(lambda: self._store.forget(time.time() - self._keep))
             await anyio.sleep(FORGET)
-
-
-def _topic_of(data: bytes) -> str:
-    """Return the topic of a stored message; empty if it cannot be read, which its publish reports."""
-    try:
-        record, _ = decode_delay(data)
-    except ProtocolError:
-        return ""
-    return record.topic if isinstance(record, DelayedMessage) else ""
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:

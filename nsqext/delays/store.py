@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Self
+from typing import NamedTuple, Self
 
 from attrs import frozen
 
@@ -61,7 +61,7 @@ UPDATE delayed SET until=:clock + :lease, span=:lease, state=:state WHERE identi
         )
         UNION ALL SELECT identity, next FROM delayed WHERE next<=:due AND {_FREE} {{0}}
     ) ORDER BY next LIMIT :count
-) RETURNING identity, record
+) RETURNING identity, topic, record
 """  # noqa: S608
 _NEXT = f"""
 SELECT min(next) FROM (
@@ -86,6 +86,14 @@ class WaitingMessage:
     due: float  #: seconds since 1970
     error: str = ""  #: why it could not be published when it was due
     publishing: bool = False  #: whether a relay publishes it now
+
+
+class TakenMessage(NamedTuple):
+    """A message that is due and that the caller publishes now."""
+
+    identity: str  #: unique among all delayed messages
+    topic: str  #: where it is published
+    record: bytes  #: as it was received
 
 
 @frozen
@@ -254,8 +262,8 @@ class DelayStore:
 
     def take(
         self, published: Sequence[str], count: int, now: float, lease: float, without: Collection[str] = ()
-    ) -> list[tuple[str, bytes]]:
-        """Record published messages; return identities and records of other messages that are due.
+    ) -> list[TakenMessage]:
+        """Record published messages; return other messages that are due.
 
         Args:
             published: identities of the published messages.
@@ -280,7 +288,8 @@ class DelayStore:
             # the relay that published it was killed or does not respond
             run.execute(f"UPDATE delayed SET {_END} WHERE state=:ending AND {_FREE}", values)  # noqa: S608
             left_out, topics = _left_out(without)
-            return run.execute(_TAKE.format(left_out), {**values, **topics}).fetchall()
+            taken = run.execute(_TAKE.format(left_out), {**values, **topics})
+            return [TakenMessage(*row) for row in taken]
 
     def failed(self, identity: str, error: str, now: float, pause: float, *, alone: bool) -> None:
         """Record why a message was not published, and when to try again.

@@ -763,7 +763,7 @@ async def test_a_store_that_fails_while_it_is_read_is_used_again(
             if failures:
                 raise failures.pop()
             found = take(store, *arguments)
-            taken.extend(identity for identity, _ in found)
+            taken.extend(one.identity for one in found)
             return found
 
         monkeypatch.setattr(DelayStore, "take", fail_first)

@@ -40,7 +40,7 @@ def message(identity: str, due: float, topic: str = "t") -> DelayedMessage:
 def identities(store: DelayStore, now: float, count: int = 100) -> list[str]:
     """Take what is due, and return its identities."""
     CLOCK[0] = now
-    return sorted(identity for identity, _ in store.take([], count, now, LEASE))
+    return sorted(identity for identity, *_ in store.take([], count, now, LEASE))
 
 
 def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> No
         assert store.name == name
         assert store.next_due(1.0) == 10.0
         assert store.take([], 9, 9.999, LEASE) == []
-        ((identity, data),) = store.take([], 9, 10.0, LEASE)
+        ((identity, _, data),) = store.take([], 9, 10.0, LEASE)
         assert (identity, decode_delay(data)[1]) == ("a", b"A\n")
         assert store.take(["a"], 9, 10.0, LEASE) == []
         assert store.waiting() == [WaitingMessage("b", "t", 20.0)]
@@ -79,13 +79,13 @@ def test_a_clock_that_is_set_changes_no_lease(set_by: float, tmp_path: Path) -> 
     with opened(tmp_path / "store") as store:
         store.add([(message("a", HOUR), b"")])
         CLOCK[0] = 7.0
-        assert [identity for identity, _ in store.take([], 9, start, LEASE)] == ["a"]
+        assert [identity for identity, *_ in store.take([], 9, start, LEASE)] == ["a"]
         CLOCK[0] += LEASE - 1.0
         assert store.take([], 9, start + set_by, LEASE) == []
         assert store.next_due(start + set_by) == pytest.approx(start + set_by + 1.0)
         CLOCK[0] += 1.5
         assert store.next_due(start + set_by) == HOUR
-        assert [identity for identity, _ in store.take([], 9, start + set_by, LEASE)] == ["a"]
+        assert [identity for identity, *_ in store.take([], 9, start + set_by, LEASE)] == ["a"]
         store.failed("a", "no leader", start, 10.0, alone=False)
         CLOCK[0] += 9.0
         assert store.take([], 9, start + set_by, LEASE) == []
@@ -134,9 +134,9 @@ def test_topics_are_left_out(tmp_path: Path) -> None:
             store.add([(DelayedMessage(identity=topic, topic=topic, due=1000 * number), b"x")])
         assert store.next_due(9.0, {"t", "u"}) == 3.0
         assert store.next_due(9.0, ["t", "u", "v"]) is None
-        assert sorted(identity for identity, _ in store.take([], 9, 9.0, -1.0, {"t"})) == ["u", "v"]
+        assert sorted(identity for identity, *_ in store.take([], 9, 9.0, -1.0, {"t"})) == ["u", "v"]
         found = store.take([], 9, 9.0, 5.0, ["u"])
-        assert sorted(identity for identity, _ in found) == ["t", "v"], "also if a lease is over"
+        assert sorted(one.identity for one in found) == ["t", "v"], "also if a lease is over"
         assert store.next_due(9.0, {"u"}) == 14.0
         assert store.next_due(9.0, {"t", "u", "v"}) is None
 

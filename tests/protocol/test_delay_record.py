@@ -88,7 +88,7 @@ def test_a_store_keeps_and_lists_every_record_that_is_not_refused(record: dict[s
         store.add([found])
         for waiting in store.waiting():
             assert datetime.fromtimestamp(waiting.due, UTC).year >= 1970
-        for _, taken in store.take([], 9, 1e12, 1.0):
+        for *_, taken in store.take([], 9, 1e12, 1.0):
             assert decode_delay(taken) == found
 
 

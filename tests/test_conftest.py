@@ -149,3 +149,47 @@ def test_a_test_runs_on_one_event_loop_or_on_each(pytester: pytest.Pytester, mon
     every = {name: list(EVERY_LOOP) for name in names} | chosen
     assert loops_of(pytester, monkeypatch, NSQEXT_TEST_LOOPS="every") == every
     assert loops_of(pytester, monkeypatch, NSQEXT_TEST_LOOKUPD="127.0.0.1:4161") == every
+
+
+ORDERED = """
+import anyio, pytest, trio
+
+@pytest.fixture
+def order():
+    found = []
+
+    async def note(number):
+        found.append(number)
+
+    async def run():
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                for number in range(2):
+                    tasks.start_soon(note, number)
+
+    trio.run(run)
+    return found
+
+def test_a(order):
+    print("order of a:", *order)
+
+def test_b(order):
+    print("order of b:", *order)
+"""
+
+
+def test_trio_runs_tasks_in_an_order_that_the_name_of_a_test_and_a_seed_decide(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_order=ORDERED)
+
+    def orders(seed: str) -> list[str]:
+        monkeypatch.setenv("NSQEXT_TEST_SEED", seed)
+        result = pytester.runpytest_inprocess("-s", *_LOOP_SCOPE)
+        return [line.partition(": ")[2] for line in result.outlines if "order of" in line]
+
+    first = orders("")
+    assert len({*first}) == 2, "each test has an order of its own"
+    assert orders("") == first
+    assert orders("another") != first

@@ -18,6 +18,7 @@ import pytest
 from nsqext import App, AppSettings, Consumer, ExtFilter, Message, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
 from nsqext.delays import Cancellation, DelayRelay, DelayStore, relay
+from nsqext.delays.store import TakenMessage
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
@@ -759,7 +760,7 @@ async def test_a_store_that_fails_while_it_is_read_is_used_again(
         caplog.clear()
         failures, taken = [sqlite3.OperationalError("disk I/O error")] * 3, list[str]()
 
-        def fail_first(store: DelayStore, *arguments: Any) -> list[tuple[str, bytes]]:
+        def fail_first(store: DelayStore, *arguments: Any) -> list[TakenMessage]:
             if failures:
                 raise failures.pop()
             found = take(store, *arguments)

@@ -91,6 +91,7 @@ def test_errors_without_a_code_have_their_flags() -> None:
         "TopicNotReady": "-L---",
         "PartitionUnavailable": "RL---",
         "DeliveryUnknown": "----S",
+        "ReceiptsMissing": "----S",
         "RangeIncomplete": "R----",
     }
     assert _flags(LeaderLost) == "RL--S"

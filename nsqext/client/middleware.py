@@ -6,13 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from attrs import define
 
 from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which Message, for the documentation)
-from nsqext.errors import DeliveryUnknown, InvalidSetting, InvalidState
+from nsqext.errors import InvalidSetting, InvalidState, ReceiptsMissing
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.middleware")
-
-HINT_OF_RECEIPTS: Final = "end its publish with 'return await send_next(publishing)'"
-"""Of the error of a publish whose middleware did not return a receipt for each message."""
 
 
 @define(eq=False)
@@ -168,16 +165,16 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
 
 
 async def _with_receipts(send: SendNext, publishing: Publishing) -> Sequence[Receipt]:
-    """Publish through middleware; raises DeliveryUnknown if it did not return a receipt for each message."""
+    """Publish through middleware; raises ReceiptsMissing if it did not return a receipt for each message."""
     count = len(publishing.given)
     receipts: object = await send(publishing)
     if isinstance(receipts, Sequence) and len(receipts) == count:
         return receipts
     found = f"{len(receipts)} receipts" if isinstance(receipts, Sequence) else repr(receipts)
-    raise DeliveryUnknown(
+    raise ReceiptsMissing(
         f"the message may have been stored: middleware has returned {found}, not a receipt for each message ({count})",
         topic=publishing.topic,
-        hint=HINT_OF_RECEIPTS,
+        hint="end its publish with 'return await send_next(publishing)'",
     )
 
 

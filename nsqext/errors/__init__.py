@@ -31,6 +31,7 @@
     ├── PublishFailed                    not stored, after all retries
     │   └── BatchFailed                  some messages of a batch were not stored, or their outcome is unknown
     ├── DeliveryUnknown                  sent without a response: stored or not
+    │   └── ReceiptsMissing              middleware did not return a receipt for each message
     ├── MessageNotInFlight               finish, requeue or touch of a message that is no longer in flight
     ├── OrderViolation                   an ordered partition delivered an older message
     ├── DataLoss                         messages that should have been read no longer exist
@@ -78,6 +79,7 @@ __all__ = (
     "ProtocolError",
     "PublishFailed",
     "RangeIncomplete",
+    "ReceiptsMissing",
     "RequestTimeout",
     "ServerError",
     "TopicNotFound",
@@ -314,6 +316,10 @@ class DeliveryUnknown(NsqError):
     """
 
     maybe_stored = True
+
+
+class ReceiptsMissing(DeliveryUnknown):
+    """Middleware did not return a receipt for each message that it was given; it may have dropped messages."""
 
 
 class MessageNotInFlight(NsqError):

@@ -15,9 +15,8 @@ from attrs import evolve
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
-from nsqext.client.middleware import HINT_OF_RECEIPTS
 from nsqext.client.producer.publishing import OutgoingMessage
-from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidHeader, InvalidState, NsqError
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidHeader, InvalidState, NsqError, ReceiptsMissing
 from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.transactions.listener import OutboxListener
@@ -304,13 +303,13 @@ class OutboxRelay(Relay):
                 if not isinstance(outcome, NsqError)
             ]
             failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
+        except ReceiptsMissing as error:  # its messages would be published again and again
+            raise InvalidState(
+                f"middleware drops messages of the outbox, or their receipts: {error.message}",
+                topic=topic,
+                hint="run the relay in an app without it, or with nsqext outbox relay",
+            ) from error
         except NsqError as error:
-            if error.hint == HINT_OF_RECEIPTS:  # its messages would be published again and again
-                raise InvalidState(
-                    f"middleware drops messages of the outbox, or their receipts: {error.message}",
-                    topic=topic,
-                    hint="run the relay in an app without it, or with nsqext outbox relay",
-                ) from error
             failure = error
         slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
         await self._delete(stored)

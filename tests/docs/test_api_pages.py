@@ -14,7 +14,7 @@ API = Path(__file__).parents[2] / "docs" / "reference" / "api"
 _SKIPPED = ("arrow", "index", "spark")  # need extras that the test environment may leave out
 _MODULE = re.compile(r"^\.\. (?:currentmodule|automodule):: (\S+)$", re.MULTILINE)
 _LISTS = re.compile(r"^\.\. autosummary::\n(?:   :.*\n)*\n((?:   \S+\n)+)", re.MULTILINE)
-_MOST = 261
+_MOST = 262
 """Public names: raise it when users need one more."""
 
 

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from nsqext import App, Consumer, ConsumerSettings, Finish, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.client.middleware import surround_batch_handler, surround_handler
-from nsqext.errors import DeliveryUnknown, InvalidSetting, InvalidState
+from nsqext.errors import InvalidSetting, InvalidState, ReceiptsMissing
 from nsqext.middleware import (
     CallNext,
     Decompress,
@@ -416,7 +416,7 @@ async def test_a_publish_says_that_middleware_did_not_return_its_receipts(
             lambda: producer.publish(topic, b"x"),
             lambda: producer.publish_many(topic, [b"x", b"y"]),
         ):
-            with pytest.raises(DeliveryUnknown, match=f"middleware has returned {found}") as caught:
+            with pytest.raises(ReceiptsMissing, match=f"middleware has returned {found}") as caught:
                 await publish()
             assert (caught.value.topic, "return await send_next" in str(caught.value)) == (topic, True)
 

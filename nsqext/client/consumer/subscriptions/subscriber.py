@@ -58,12 +58,9 @@ class Subscriber:
     ) -> None:
         self._topic = topic
         self._context = context
-        self._channel = context.channel
         self._options = context.options
         self._group = context.group
         self._metadata = context.metadata
-        self._events = context.events
-        self._tasks = context.tasks
         self._fail = fail  # ends the topic with an error
         #: whether a pattern found it; then partitions are given up when lookup does not know the topic, which a
         #: subscription would create again on the original NSQ
@@ -124,7 +121,7 @@ class Subscriber:
             for key in keys:
                 if key not in self._assignments and self._context.wants(key):
                     assignment = self._assignments[key] = Assignment(key)
-                    self._tasks.start_soon(self._keep, assignment)
+                    self._context.tasks.start_soon(self._keep, assignment)
             if self._expected is None:
                 self._expected = len(self._assignments)
                 if not self._expected:
@@ -189,7 +186,7 @@ class Subscriber:
             address = _address(view, key)
             if address is not None and address != subscription.request.address:
                 self._log(logging.INFO, self._assignments.get(key), f"leader moved to {address}", subscription.node)
-                self._events.emit(
+                self._context.events.emit(
                     "leader_moved", self._topic, subscription.partition, str(address), f"was {subscription.node}"
                 )
             elif view.meta.partition_num and not subscription.request.fits(self._refusals.corrected(view.meta)):
@@ -205,11 +202,11 @@ class Subscriber:
             level,
             "%s/%s %s at %s: %s",
             self._topic,
-            self._channel,
+            self._context.channel,
             assignment,
             node,
             text,
-            extra={"topic": self._topic, "channel": self._channel, "node": node},
+            extra={"topic": self._topic, "channel": self._context.channel, "node": node},
         )
 
     # A partition
@@ -299,7 +296,7 @@ class Subscriber:
         """Subscribe and read until the connection ends; return why."""
         options, group = self._options, self._group
         meta = self._refusals.corrected(view.meta)
-        place = self._topic, self._channel, assignment.partition, address
+        place = self._topic, self._context.channel, assignment.partition, address
         request = SubscribeRequest(
             *place, meta, options=options, tag=self._tag, client_id=self._client_id, key_tags=self._key_tags
         )
@@ -341,7 +338,7 @@ class Subscriber:
 
                 self._shared_checked = True
                 if (http := view.http.get(address)) is not None:
-                    self._tasks.start_soon(warn_of_others, self._metadata, http, subscription)
+                    self._context.tasks.start_soon(warn_of_others, self._metadata, http, subscription)
             self._note_sharing(assignment, subscription)
             if subscription.key_sharing is KeySharing.TAGS:
                 await self._share_keys(assignment, subscription, view)
@@ -384,7 +381,7 @@ class Subscriber:
         self._live[assignment.key] = subscription
         assignment.opened_at = _clock()
         self._group.add(subscription)
-        self._events.emit("connected", self._topic, assignment.partition, subscription.node)
+        self._context.events.emit("connected", self._topic, assignment.partition, subscription.node)
         if assignment.ended_at:
             self._group.reconnects += 1
             assignment.warned_at = float("-inf")
@@ -410,8 +407,8 @@ class Subscriber:
             f"{node} (partitions {', '.join(partitions)})" if partitions else node
             for node, partitions in by_node.items()
         )
-        extra = {"topic": self._topic, "channel": self._channel}
-        logger.info("subscribed to %s/%s at %s", self._topic, self._channel, text or "no node", extra=extra)
+        extra = {"topic": self._topic, "channel": self._context.channel}
+        logger.info("subscribed to %s/%s at %s", self._topic, self._context.channel, text or "no node", extra=extra)
 
     def _disconnected(self, assignment: Assignment, subscription: Subscription, reason: NsqError | None) -> None:
         subscription.end()
@@ -420,7 +417,7 @@ class Subscriber:
             assignment.ended_at = _clock()
             if isinstance(reason, FrameTooLarge) or assignment.ended_at - assignment.opened_at > STABLE:
                 assignment.blocked = reason if isinstance(reason, FrameTooLarge) else None
-            self._events.emit(
+            self._context.events.emit(
                 "disconnected", self._topic, assignment.partition, subscription.node, str(reason or "closed")
             )
 

@@ -89,11 +89,6 @@ class TopicSubscriptions:
         #: all partitions of the first topics are subscribed, or the consumer cannot continue
         self.started: anyio.Event = anyio.Event()
         self._context = context
-        self._channel = context.channel
-        self._options = context.options
-        self._group = context.group
-        self._metadata = context.metadata
-        self._tasks = context.tasks
         self._fail = fail  # ends the consumer with an error
         self._subscribers: dict[str, Subscriber] = {}
         self._leaving: dict[Subscriber, None] = {}
@@ -115,7 +110,7 @@ class TopicSubscriptions:
 
     async def run(self) -> None:
         """Subscribe to the selected topics, also when they appear later; raises LookupFailed."""
-        deadline = _clock() + self._options.lookup_timeout
+        deadline = _clock() + self._context.options.lookup_timeout
         failures = 0
         while not self._closing:
             listed = await self._list(deadline)
@@ -126,9 +121,9 @@ class TopicSubscriptions:
                 pause = float("inf")
             elif listed is None and not self._listed:
                 failures += 1
-                pause = pause_before_lookup(self._options, failures)
+                pause = pause_before_lookup(self._context.options, failures)
             else:
-                lookup = self._metadata.options
+                lookup = self._context.metadata.options
                 pause = lookup.poll_interval * (1 + lookup.poll_jitter * chance.uniform(-1, 1))
             with anyio.move_on_after(pause):
                 await self._changed.wait()
@@ -138,7 +133,7 @@ class TopicSubscriptions:
         if not self.selection.patterns:
             return set()
         try:
-            topics = await self._metadata.topics(max_age=self._metadata.options.poll_interval / 2)
+            topics = await self._context.metadata.topics(max_age=self._context.metadata.options.poll_interval / 2)
         except LookupFailed as error:
             if not self._listed and not (isinstance(error, LookupUnreachable) and _clock() < deadline):
                 raise  # a wrong address is reported at once
@@ -169,19 +164,21 @@ class TopicSubscriptions:
                 self._join(topic)
         if not self._starting and (self._listed or not self.selection.patterns):
             self._starting = True
-            self._tasks.start_soon(self._wait_started)
+            self._context.tasks.start_soon(self._wait_started)
 
     def _join(self, topic: str) -> None:
         fail = partial(self._refused, topic)
         discovered = topic not in self.selection.names
         subscriber = self._subscribers[topic] = Subscriber(topic, self._context, fail, discovered=discovered)
-        self._tasks.start_soon(self._run, subscriber, fail)
+        self._context.tasks.start_soon(self._run, subscriber, fail)
 
     def _leave(self, topic: str) -> None:
-        logger.info("left %s/%s", topic, self._channel, extra={"topic": topic, "channel": self._channel})
+        logger.info(
+            "left %s/%s", topic, self._context.channel, extra={"topic": topic, "channel": self._context.channel}
+        )
         subscriber = self._subscribers.pop(topic)
         self._leaving[subscriber] = None
-        self._tasks.start_soon(self._end, topic, subscriber)
+        self._context.tasks.start_soon(self._end, topic, subscriber)
 
     def _refused(self, topic: str, error: NsqError) -> None:
         """Leave a found topic until the next poll; fail for a named topic, or if no topic was ever subscribed."""
@@ -190,10 +187,10 @@ class TopicSubscriptions:
         if topic in self.selection.names:
             self._fail(error)
             return
-        extra = {"topic": topic, "channel": self._channel}
-        logger.warning("%s/%s cannot be consumed: %s", topic, self._channel, error, extra=extra)
+        extra = {"topic": topic, "channel": self._context.channel}
+        logger.warning("%s/%s cannot be consumed: %s", topic, self._context.channel, error, extra=extra)
         self._leave(topic)
-        if not self._subscribers and not self._group.opened:
+        if not self._subscribers and not self._context.group.opened:
             self._fail(error)
 
     async def _run(self, subscriber: Subscriber, fail: Callable[[NsqError], None]) -> None:

@@ -11,11 +11,11 @@ from anyio.to_thread import run_sync
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
-from nsqext.cli.files.replay import Plan, Progress, publish_entries, until_error
+from nsqext.cli.files.replay import Plan, Progress, ReadableEntries, publish_entries
 from nsqext.cli.files.tables import entries_of, format_of
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidInput, NsqError
+from nsqext.errors import InvalidInput
 
 _ENDS = 1 << 16
 
@@ -51,8 +51,7 @@ async def run(
     target = f"{topic} at {connection.cluster()}, {_content(file)}"
     progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"), target)
     skipped = count = progress.lines.get(file.name, 0)
-    errors: list[NsqError] = []
-    entries = until_error(entries_of(file, skipped), errors)
+    entries = ReadableEntries(entries_of(file, skipped))
     plan = Plan(topic=topic, speed=0.0, keep_partitions=keep_partitions, batch=batch)
     async with connection.producer() as producer:
         while due := await run_sync(lambda: list(islice(entries, batch))):
@@ -61,8 +60,8 @@ async def run(
             await run_sync(progress.save, due[-1])
             count += len(due)
             connection.show({"imported": count}, f"{counted(count, 'message')} published")
-    if errors:
-        raise errors[0]
+    if entries.error is not None:
+        raise entries.error
     if progress.path is not None:
         progress.path.unlink(missing_ok=True)
     record = {"topic": topic, "messages": count, "resumed": skipped}

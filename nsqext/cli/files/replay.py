@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import anyio
 import orjson
@@ -99,64 +99,87 @@ async def run(
     await _replay(connection, files, plan, Progress.load(progress, target))
 
 
-class _Clock:
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._began = time.monotonic()
-        self._first: int | None = None
+class ReadableEntries:
+    """An iterator over messages that ends before the first that cannot be read.
 
-    def wait(self, entry: Entry) -> float:
+    Attributes:
+        error: why it cannot be read.
+    """
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self.error: NsqError | None = None
+        self._entries = entries
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Entry:
+        try:
+            return next(self._entries)
+        except InvalidInput as error:
+            error.hint = error.hint or "the messages before it are published"
+            self.error = error
+            raise StopIteration from None
+
+
+class _DueBatches:
+    """The messages of a plan, when they are due."""
+
+    def __init__(self, entries: Iterator[Entry], plan: Plan) -> None:
+        self._entries = entries
+        self._plan = plan
+        self._began = time.monotonic()
+        self._first: int | None = None  # when the first message was stored, in nanoseconds
+        self._next: Entry | None = None
+
+    async def next(self) -> list[Entry]:
+        """Wait for the next message; return it and those behind it in its file that are due too, none at the end."""
+        first = self._next = self._next or await run_sync(next, self._entries, None)
+        if first is None:
+            return []
+        if (pause := self._pause(first)) > 0:
+            with waits.waiting(f"the recorded time of the next message, in {pause:.1f} s"):
+                await anyio.sleep(pause)
+        due = [first]
+        self._next = next(self._entries, None)
+        while self._next is not None and self._next.file == first.file and len(due) < self._plan.batch:
+            if self._pause(self._next) > 0:
+                break
+            due.append(self._next)
+            self._next = next(self._entries, None)
+        return due
+
+    def _pause(self, entry: Entry) -> float:
         """Return the seconds until a message is due; negative when late."""
         stored = entry.record.get("timestamp")
-        if not self._speed or not isinstance(stored, int):
+        if not self._plan.speed or not isinstance(stored, int):
             return 0.0
         if self._first is None:
             self._first = stored
-        return (stored - self._first) / 1e9 / self._speed - (time.monotonic() - self._began)
+        return (stored - self._first) / 1e9 / self._plan.speed - (time.monotonic() - self._began)
 
 
 async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, progress: Progress) -> None:
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
-    errors: list[NsqError] = []
-    read = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
-    entries = until_error(read, errors)
+    entries = ReadableEntries(entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
+    failure: NsqError | None = None
     async with connection.producer() as producer:
         with waits.waiting("a node to connect to"):
             await producer.ping()  # connect before the first message is due
-        clock = _Clock(plan.speed)
+        batches = _DueBatches(entries, plan)
         try:
-            waiting = await run_sync(next, entries, None)
-            while waiting is not None:
-                if (pause := clock.wait(waiting)) > 0:
-                    with waits.waiting(f"the recorded time of the next message, in {pause:.1f} s"):
-                        await anyio.sleep(pause)
-                due: list[Entry] = []
-                file = waiting.file
-                while (
-                    waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0
-                ):
-                    due.append(waiting)
-                    waiting = next(entries, None)
+            while due := await batches.next():
                 await publish_entries(producer, due, plan)
                 await run_sync(progress.save, due[-1])
                 count += len(due)
         except NsqError as error:
-            errors.append(error)
+            failure = error
     connection.show(
         {"replayed": count, "skipped": skipped, "files": len(files)},
         f"{counted(count, 'message')} replayed" + (f", {skipped} skipped" if skipped else ""),
     )
-    if errors:
-        raise errors[-1]
-
-
-def until_error(entries: Iterator[Entry], errors: list[NsqError]) -> Iterator[Entry]:
-    """Yield the messages before the first that cannot be read, whose error is added to ``errors``."""
-    try:
-        yield from entries
-    except InvalidInput as error:
-        error.hint = error.hint or "the messages before it are published"
-        errors.append(error)
+    if failure := failure or entries.error:
+        raise failure
 
 
 async def publish_entries(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -18,7 +18,6 @@ import pytest
 from nsqext import App, AppSettings, Consumer, ExtFilter, Message, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
 from nsqext.delays import Cancellation, DelayRelay, DelayStore, relay
-from nsqext.delays.store import TakenMessage
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
@@ -35,6 +34,9 @@ from nsqext.protocol.messages import IDENTITY_HEADER
 from tests.support.consumers import eventually
 from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.support.machine_pauses import unless_paused
+
+if TYPE_CHECKING:
+    from nsqext.delays.store import TakenMessage
 
 pytestmark = pytest.mark.anyio
 

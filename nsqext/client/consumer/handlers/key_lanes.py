@@ -114,6 +114,7 @@ class KeyLanes:
     def _put_one(self, order: PartitionOrder, message: Message, woken: dict[MessageQueue, None]) -> None:
         if order.returned:
             message.attempts -= order.returned.get(message.id, 0)
+            order.sent_back.discard(message.id)
         known = order.unfinished.get(message.id)
         if known is not None and known.timestamp != message.timestamp:
             self._forget_replaced(order, known, message)
@@ -187,6 +188,7 @@ class KeyLanes:
         if not (message.answered or requeued or message in waiting or self.is_handled(message)):
             self._accept_all(order, [delivery], woken)  # its handler left it unanswered
             return
+        delivery.attempts -= message.answered  # the requeue counts when its delay ends
         message.renew(delivery)
         if message.answered and not requeued:
             _finish_again(message)
@@ -284,7 +286,7 @@ class KeyLanes:
         for message in row:
             if message.answered:
                 message.mark_unanswered()
-                message.attempts += not message.lost  # a requeue counts
+                message.attempts += 1  # a requeue counts
         delayed = self._delayed.get(key)
         if delayed is not None:
             delayed.behind[:0] = row

@@ -71,6 +71,8 @@ class PartitionOrder:
     held_from: float = field(default=0.0, init=False)
     #: how often messages were requeued without being handled, by id
     returned: dict[bytes, int] = field(factory=dict, init=False)
+    #: ids of early messages that were requeued, until they are received again
+    sent_back: set[bytes] = field(factory=set, init=False)
     #: the first messages are collected and sorted, as an earlier consumer's may be redelivered in any order
     settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, with the timestamps
@@ -97,6 +99,7 @@ class PartitionOrder:
         if self._frontier < 0 and self.early:
             self._frontier = min(self.early)  # lost while the first messages were collected
         self.early.clear()
+        self.sent_back.clear()
         self.gap_due = self.full_since = None
         self._finished_before.update((known, (stored, self.held_from)) for known, stored in self._finished.items())
         self._finished.clear()
@@ -203,13 +206,17 @@ class PartitionOrder:
 
     def forget_returned(self) -> tuple[int, int]:
         """Forget the requeues of finished messages; return count and bytes of the other messages."""
-        self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
-        return len(self.returned), sum(len(self.unfinished[known].body) for known in self.returned)
+        early = {message.id for message in self.early.values()} | self.sent_back  # not known as unfinished
+        kept = self.unfinished.keys() | early
+        self.returned = {known: times for known, times in self.returned.items() if known in kept}
+        waiting = [self.unfinished[known] for known in self.returned if known not in early]
+        return len(waiting), sum(len(message.body) for message in waiting)
 
     def drop_newest_early(self) -> list[Message]:
         """Remove and return the newer half of the early messages, at least one; they are received again."""
-        newest = sorted(self.early)[len(self.early) // 2 :]
-        return [self.early.pop(offset) for offset in newest]
+        newest = [self.early.pop(offset) for offset in sorted(self.early)[len(self.early) // 2 :]]
+        self.sent_back.update(message.id for message in newest)
+        return newest
 
     def redelivery_due(self, now: float) -> float:
         """Return the end of a wait for a lost message that begins now."""

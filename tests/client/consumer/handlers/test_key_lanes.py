@@ -454,7 +454,7 @@ def test_what_a_batch_holds_back_releases_its_unpacked_bytes_and_has_no_attempt_
     bench.put("a2")
     batches.end()
     bench.wait(2.0)
-    assert (budget.used, [message.attempts for message in (first, second, third)]) == (0, [1, 1, 1])
+    assert (budget.used, [message.attempts for message in (first, second, third)]) == (0, [2, 1, 2])
     assert (first.answered, third.answered) == (False, False)
 
 
@@ -486,6 +486,33 @@ async def test_messages_that_handlers_left_unanswered_keep_their_order_however_t
     bench.wait(2.0)
     assert bench.rows() == {"a": ["a1", "a2", "a4"]}
     assert [(message.attempts, message.answered) for message in messages[:2]] == [(2, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("returns", "served", "attempts"),
+    [("before", 1, 3), ("after", 1, 3), ("before", 2, 3), ("after", 2, 3), ("after", 5, 5), ("before", 5, 5)],
+)
+def test_each_call_of_a_handler_counts_as_an_attempt_if_the_connection_ends_between_them(
+    returns: str, served: int, attempts: int
+) -> None:
+    """The redesigned NSQ counts no attempt when a connection ends, the original one does; both know no requeue."""
+    bench = Bench(1)
+    (message,) = bench.put("a1")
+    for _ in range(2):
+        bench.take(message).requeue_now(1.0, backoff=True)
+        if message.attempts == 1:
+            bench.wait(2.0)
+    again = cut(bench)
+    (delivery,) = bench.make("a1", owner=again)
+    delivery.attempts = served
+    if returns == "before":
+        bench.lanes.put([delivery])
+        bench.wait(2.0)
+    else:
+        bench.wait(2.0)
+        bench.expire(message)
+        bench.lanes.put([delivery])
+    assert bench.take(message).attempts == attempts
 
 
 def test_a_move_of_the_channel_repeats_a_message_whose_fin_was_lost() -> None:

@@ -192,6 +192,25 @@ def test_early_messages_that_use_up_rdy_make_room_for_those_before_them() -> Non
 
 
 @pytest.mark.anyio
+async def test_an_early_message_that_made_room_several_times_was_not_attempted() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    again = cut(bench)
+    again.ready = 2
+    bench.put_at(4, 3)
+    for attempts in range(2, 5):
+        bench.wait(0.1)
+        bench.wait(1.1)
+        (delivery,) = bench.make("a4", owner=again)
+        delivery.attempts = attempts
+        bench.lanes.put([at_place(delivery, 4)])
+    assert again.commands == [("REQ", b"a4")] * 3
+    bench.put_at(2)
+    assert [message.attempts for message in bench.lanes.queued()] == [1] * 4
+
+
+@pytest.mark.anyio
 async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -> None:
     bench = Bench(1)
     (first,) = bench.put("a1")

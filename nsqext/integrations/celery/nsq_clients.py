@@ -189,13 +189,26 @@ class NsqClients:
             )
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
-        """Publish a message at once, or due at a time in seconds since 1970; return False if no queue is bound."""
+        """Publish a message at once, or due at a time in seconds since 1970; return False if no queue is bound.
+
+        A durable queue that this connection has declared is created again: it was deleted meanwhile, or lookup does not
+        know it yet, and its message would be lost.
+        """
         try:
-            delay = None if due is None else self._delay(topic, due - time.time())
-            self.producer.publish(topic, body, headers=headers, delay=delay)
+            self._send(topic, body, headers, due)
         except (TopicNotFound, TopicNotReady):
-            return False
+            declared = [queue for queue in tuple(self._ready) if queue[0] == topic and not is_ephemeral(queue[1])]
+            if not declared:
+                return False
+            for queue in declared:
+                self._ready.discard(queue)
+                self.create(*queue)
+            self._send(topic, body, headers, due)
         return True
+
+    def _send(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> None:
+        delay = None if due is None else self._delay(topic, due - time.time())
+        self.producer.publish(topic, body, headers=headers, delay=delay)
 
     def _delay(self, topic: str, wait: float) -> float | None:
         """Return the delay of a task due in ``wait`` seconds; None where its consumer must return it."""

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY
-from nsqext.errors import InvalidSetting, MessageNotInFlight
+from nsqext.errors import InvalidSetting, MessageNotInFlight, TopicNotFound
 from nsqext.integrations.celery.envelope import QueueSpec
 from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, Deliveries, NsqClients, QueueConsumer
 from nsqext.types import TopicMeta
@@ -115,6 +115,17 @@ def test_a_message_without_a_topic_is_dropped(servers: ScriptedServers) -> None:
     assert not asking.publish("gone", b"x", None, None)
     assert not asking.publish("gone", b"x", None, 1e12)
     assert [asking.extend_support(topic) for topic in ("gone", "t")] == [False, True]
+
+
+def test_a_message_of_a_declared_queue_is_dropped_only_if_the_queue_is_transient(servers: ScriptedServers) -> None:
+    asking = clients()
+    asking.create("t", "a")
+    asking.create("u", "b#ephemeral")
+    servers.calls.clear()
+    with pytest.raises(TopicNotFound):
+        asking.publish("t", b"x", None, None)
+    assert servers.calls == [("create", "t", "a")]
+    assert not asking.publish("u", b"x", None, None)
 
 
 def opened(servers: ScriptedServers, prefetch: int = 3) -> tuple[QueueConsumer, list[Any]]:

@@ -126,6 +126,18 @@ def test_the_publisher_does_not_know_the_queues_of_fanout_and_topic_exchanges(
     assert receiver.bodies[:-1] == ([] if kind == "topic" else ["all"])
 
 
+def test_a_message_of_a_declared_queue_that_was_deleted_is_not_lost(
+    cluster: Cluster, connect: Connect, name: str
+) -> None:
+    queue = kombu.Queue(name)
+    connection = connect()
+    queue(connection.default_channel).declare()
+    with sync.Admin(cluster.lookupd) as admin:
+        admin.delete_topic(name)
+    publish(connection, "kept", queue, routing_key=name)
+    assert Receiver(connect(), queue).wait(1) == ["kept"]
+
+
 def test_a_message_without_a_queue_raises_nothing_and_makes_no_queue(
     cluster: Cluster, connect: Connect, name: str
 ) -> None:

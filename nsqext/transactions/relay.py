@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import orjson
 from anyio import to_thread
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
@@ -80,6 +80,17 @@ class RelayStatistics(NamedTuple):
     published: int
     failed: int
     refused: int
+
+
+@frozen(eq=False)
+class _Turn:
+    """The publishes under a lease."""
+
+    producer: Producer
+    timeout: float  #: of each publish, in seconds
+    shards: Sequence[int]  #: the leased shards
+    until: float  #: when the last publish begins, by the clock of the event loop
+    errors: list[Exception] = field(factory=list)  #: that end the turn
 
 
 class OutboxRelay(Relay):
@@ -185,35 +196,26 @@ class OutboxRelay(Relay):
             if not self._resting:  # what failed was cancelled, or published by another relay
                 self.failure = None
             return False
-        errors: list[Exception] = []
-        until = began + timeout
+        turn = _Turn(producer, timeout, shards, began + timeout)
         with anyio.CancelScope(deadline=began + lease - MARGIN) as leased:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._renew, shards, lease, leased, errors)
-                await self._publish_rows(producer, shards, rows, until, timeout, errors)
+                tasks.start_soon(self._renew, shards, lease, leased, turn.errors)
+                await self._publish_rows(turn, rows)
                 tasks.cancel_scope.cancel()
-        if errors:
-            raise errors[0]
+        if turn.errors:
+            raise turn.errors[0]
         if leased.cancelled_caught:
             logger.warning("the lease of the outbox could not be renewed: messages may be published twice")
         return True
 
-    async def _publish_rows(
-        self,
-        producer: Producer,
-        shards: Sequence[int],
-        rows: Sequence[OutboxRow],
-        until: float,
-        timeout: float,
-        errors: list[Exception],
-    ) -> None:
+    async def _publish_rows(self, turn: _Turn, rows: Sequence[OutboxRow]) -> None:
         """Publish messages; while a topic takes long, as without a leader, publish what other topics have meanwhile."""
         running: dict[str, list[int]] = {}  # sequences that are published now, by topic
         ended = Wakeup()
 
         async def publish(topic: str, listed: Sequence[OutboxRow]) -> None:
             try:
-                await self._publish(producer, topic, listed, until, timeout, errors)
+                await self._publish(turn, topic, listed)
             finally:
                 del running[topic]
                 ended.wake()
@@ -231,15 +233,15 @@ class OutboxRelay(Relay):
                     await ended.wait()
                     while running and not full:
                         await ended.wait()
-                if not running or errors or self._stopping or anyio.current_time() >= until:
+                if not running or turn.errors or self._stopping or anyio.current_time() >= turn.until:
                     return
                 without, now = {*self._resting, *running}, [one for listed in running.values() for one in listed]
                 try:
                     rows = await to_thread.run_sync(
-                        self._store.rows, shards, without, self._batch, MOST_BYTES, self._owner, now
+                        self._store.rows, turn.shards, without, self._batch, MOST_BYTES, self._owner, now
                     )
                 except Exception as error:
-                    errors.append(error)
+                    turn.errors.append(error)
                     return
 
     async def _renew(
@@ -262,39 +264,29 @@ class OutboxRelay(Relay):
                 logger.warning("the lease of the outbox is not renewed: %s", self._store.shown(error))
                 pause = min(_RECONNECT, lease / 3)
 
-    async def _publish(
-        self,
-        producer: Producer,
-        topic: str,
-        rows: Sequence[OutboxRow],
-        until: float,
-        timeout: float,
-        errors: list[Exception],
-    ) -> None:
-        """Publish messages of a topic until a time, and delete them from the outbox."""
+    async def _publish(self, turn: _Turn, topic: str, rows: Sequence[OutboxRow]) -> None:
+        """Publish messages of a topic until the turn ends, and delete them from the outbox."""
         pace = self._paces.setdefault(topic, Pace())
         left = list(rows)
         alone = topic in self._alone
         self._alone.discard(topic)
         try:
-            while left and not self._stopping and anyio.current_time() < until:
+            while left and not self._stopping and anyio.current_time() < turn.until:
                 some = left[:1] if alone else pace.part(left)
-                if not await self._publish_part(producer, topic, some, timeout, pace):
+                if not await self._publish_part(turn, topic, some, pace):
                     return
                 del left[: len(some)]
         except Exception as error:
-            errors.append(error)
+            turn.errors.append(error)
 
-    async def _publish_part(
-        self, producer: Producer, topic: str, rows: Sequence[OutboxRow], timeout: float, pace: Pace
-    ) -> bool:
+    async def _publish_part(self, turn: _Turn, topic: str, rows: Sequence[OutboxRow], pace: Pace) -> bool:
         """Publish messages at once; return whether the messages behind them may follow now."""
         began = anyio.current_time()
         failure: NsqError | None = None
         stored: list[int] = []
         try:
-            extend = (await producer.meta(topic)).extend_support
-            await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
+            extend = (await turn.producer.meta(topic)).extend_support
+            await turn.producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
             stored = [row.sequence for row in rows]
         except BatchFailed as error:
             stored = [
@@ -311,7 +303,7 @@ class OutboxRelay(Relay):
             ) from error
         except NsqError as error:
             failure = error
-        slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
+        slow = pace.took(rows, anyio.current_time() - began, turn.timeout, failed=failure is not None)
         await self._delete(stored)
         if failure is None:
             return True
@@ -320,7 +312,7 @@ class OutboxRelay(Relay):
                 self._alone.add(topic)
                 return False
             if rows[0].trace_context:  # a message is not lost for its trace
-                return await self._publish_part(producer, topic, [evolve(rows[0], trace_context=None)], timeout, pace)
+                return await self._publish_part(turn, topic, [evolve(rows[0], trace_context=None)], pace)
             await self._refuse(rows[0], failure)
             return True
         if slow and len(rows) > 1:

@@ -10,7 +10,7 @@ import pytest
 from nsqext import Admin
 from nsqext.admin.options import redesigned_settings, refuse_redesigned
 from nsqext.admin.results import NodeStatus
-from nsqext.errors import InvalidInput, PartitionUnavailable
+from nsqext.errors import InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.types import Address
 from tests.support.admin_requests import OK, admin_of, params, requests_to
 from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json
@@ -31,6 +31,11 @@ def nodes() -> LookupNodes:
     found.finds("a:4161", lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
     found.route("a:4161", "/nodes", {"producers": [node_json("n1:4150"), node_json("n2:4152")]})
     return found
+
+
+async def test_a_filter_of_nodes_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="node_filter has no effect in Admin"):
+        Admin("a:4161", node_filter=lambda node: True)
 
 
 async def test_the_leader_is_the_first_replica(nodes: LookupNodes) -> None:

@@ -20,6 +20,14 @@ async def test_a_value_that_is_empty_or_refused_is_an_invalid_input(nodes: Looku
             await admin_of(nodes).set_node_option("n1:4150", "log_level", value)
 
 
+async def test_an_option_is_a_value_or_a_text_without_quotes(nodes: LookupNodes) -> None:
+    route_to_all(nodes, "/nodes", {"producers": [node_json("n1:4150")]})
+    for name, text in (("rpc_port", "4250"), ("log_level", "info")):
+        nodes.route("n1:4151", f"/config/{name}", httpx.Response(200, text=text))
+    admin = admin_of(nodes)
+    assert [await admin.node_option("n1:4150", name) for name in ("rpc_port", "log_level")] == [4250, "info"]
+
+
 @pytest.mark.parametrize("leads", [False, True])
 async def test_a_replica_or_a_leader_moves(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
     """The response to the request may be late, and lookup may report the new leader later."""

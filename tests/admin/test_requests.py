@@ -30,6 +30,14 @@ async def test_a_refusal_of_lookup_is_raised_with_its_text(nodes: LookupNodes) -
     assert not other.called
 
 
+async def test_a_refusal_of_a_node_is_raised_without_its_control_characters(nodes: LookupNodes) -> None:
+    find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("n1:4151", "/channel/pause", httpx.Response(400, text="\x1b[2Jgone"), "POST")
+    with pytest.raises(InvalidInput) as caught:
+        await admin_of(nodes).pause_channel("orders", "ch")
+    assert r"was refused with 400 \x1b[2Jgone" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "failure", [httpx.ConnectError("down"), httpx.Response(400, json={"message": "E_FAILED_ON_NOT_LEADER"})]
 )

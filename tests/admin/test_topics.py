@@ -97,6 +97,28 @@ async def test_the_creation_is_requested_again_until_lookup_offers_the_partition
     assert created.call_count == 2
 
 
+@pytest.mark.parametrize(
+    ("access", "text"), [("r", "TOPIC_NOT_FOUND"), ("w", "Topic has no channel")], ids=["unknown", "not ready"]
+)
+async def test_a_new_topic_is_waited_for_until_lookup_knows_it_and_offers_it_to_producers(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, access: str, text: str
+) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    early = [not_found(text)] * 2
+
+    def lookup(request: httpx.Request) -> httpx.Response:
+        if early and request.url.params["access"] == access:
+            return early.pop()
+        return httpx.Response(200, json=lookup_json({0: "n1:4150"}, num=1))
+
+    find_by_all(nodes, lookup)
+    route_to_all(nodes, "/nodes", {"producers": []})
+    for node, path in (("b:4161", "/topic/create"), ("n1:4151", "/pubtrace"), ("n1:4151", "/channel/create")):
+        nodes.route(node, path, OK, "POST")
+    await admin_of(nodes).create_topic("orders", channels=["billing"], exist_ok=True)
+    assert early == []
+
+
 async def test_a_created_topic_of_the_original_nsq_is_registered_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the channel would not be created on a node that registers the topic later."""
     monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
@@ -207,6 +229,17 @@ async def test_an_expansion_waits_until_the_cluster_is_stable(
     nodes.route("b:4161", "/topic/partition/move", lambda request: answers.pop(0), "POST")
     await requests_to(nodes).change_settled("/topic/partition/move", ORDERS, "orders")
     assert answers == []
+
+
+async def test_a_deleted_topic_need_not_be_known_to_every_original_lookup_node() -> None:
+    nodes = LookupNodes()
+    for name, answer in (("x:4161", OK), ("y:4161", not_found("TOPIC_NOT_FOUND"))):
+        nodes.lists(name)
+        nodes.finds(name, ORIGINAL)
+        nodes.route(name, "/topic/delete", answer, "POST")
+    deleted = nodes.route("o1:4151", "/topic/delete", OK, "POST")
+    assert await admin_of(nodes, "x:4161,y:4161").delete_topic("orders")
+    assert deleted.called
 
 
 async def test_clients_learn_of_a_deletion_that_a_dead_node_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

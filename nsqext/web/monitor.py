@@ -125,6 +125,7 @@ class Monitor:
         self._published: dict[str, _Counter] = {}
         self._finished: dict[tuple[str, str], _Counter] = {}
         self._sampled = float("-inf")
+        self._counted = float("-inf")  # when a sample succeeded
         self._begun = float("-inf")
         self._viewed = float("-inf")
         self._sampling = anyio.Lock()
@@ -181,7 +182,7 @@ class Monitor:
             except NsqError as error:
                 old = self._latest or Snapshot(0.0, {}, {}, (), {}, {})
                 self._latest = evolve(old, error=error)
-                self._sampled = time.monotonic()
+            self._sampled = time.monotonic()
             self._changed.wake()
 
     async def _read(self) -> Snapshot:
@@ -190,7 +191,7 @@ class Monitor:
         topics = {name: self._known.get(name) or self._leaderless(name) for name in stats}
         nodes = await self._admin.nodes()
         now = time.monotonic()
-        elapsed, self._sampled = now - self._sampled, now
+        elapsed, self._counted = now - self._counted, now
         for name, topic in stats.items():
             parts = {part.node if part.partition is None else part.partition: part for part in topic.partitions}
             received = {key: part.messages for key, part in parts.items()}

@@ -157,6 +157,28 @@ async def test_a_single_decrease_of_a_counter_is_no_reset(monkeypatch: pytest.Mo
     assert found.publish_rate("t000").points == (0.0, 2.0, 0.0, 2.0, 0.0, 0.0, 1.0)
 
 
+async def test_the_rate_after_failed_samples_is_of_the_whole_time_since_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin, now = FakeAdmin(1), [100.0]
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monkeypatch.setattr("nsqext.web.monitor.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    await monitor.current(newest=True)
+
+    async def fail() -> NoReturn:
+        raise LookupFailed("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(admin, "all_stats", fail)
+        for _ in range(9):
+            now[0] += 1.0
+            await monitor.current(newest=True)
+    now[0] += 1.0
+    admin.messages = 100
+    assert (await monitor.current(newest=True)).publish_rate("t000").points == (10.0,)
+
+
 async def test_a_page_does_not_wait_for_replicas_that_lookup_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(topic: str) -> NoReturn:
         raise LookupFailed("no answer")

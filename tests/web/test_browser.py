@@ -141,6 +141,25 @@ def test_a_killed_leader_and_its_successor_are_shown(page: Browser, cluster: Clu
     page.wait(lambda: old in page.row("0").split("\t")[1])
 
 
+def test_a_button_never_becomes_the_button_of_another_action(page: Browser, cluster: Cluster) -> None:
+    """A click that meets an update of the page would do something else."""
+    tcp = cluster.nodes["n3"].tcp
+    page.open("/")
+    page.wait(lambda: "up" in page.row(tcp))
+    page.driver.execute_script(
+        "window.forms = [...document.querySelectorAll(arguments[0])]", f'tr[data-key="{tcp}"] form'
+    )
+    shown = "window.forms.map(form => form.getAttribute('action').split('/').pop() + ' ' + form.innerText)"
+    before = page.script(shown)
+    cluster.faults.freeze("n3")
+    try:
+        page.wait(lambda: "frozen" in page.row(tcp))
+        assert (before, page.script(shown)) == (["kill Kill", "freeze Freeze", "restart Restart"], before)
+    finally:
+        cluster.faults.thaw("n3")
+    page.wait(lambda: "up" in page.row(tcp))
+
+
 def test_each_kind_of_action_of_topics_and_channels(page: Browser) -> None:
     """Those without a field of their own are submitted in `test_actions.py`."""
     page.open("/")

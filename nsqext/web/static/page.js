@@ -23,6 +23,7 @@
     show(`stale, ${Math.round(age + (Date.now() - old.at) / 1000)} s`, "lost");
     return true;
   };
+  // a form with a key never becomes the form of another action below a click
   const key = (node) => (node.getAttribute ? node.getAttribute("data-key") || node.id : "");
   const alike = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && key(one) === key(other);
 

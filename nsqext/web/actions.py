@@ -190,6 +190,10 @@ def _channel_change(method: Callable[[Admin, str, str], Awaitable[object]], *, l
 
 def _position(form: ActionForm) -> Position:
     kind = form.needed("position")
+    if kind != "time" and form.given("time"):
+        raise InvalidInput(
+            f"a time is given, and the channel would move to {kind}", hint="choose a time, or clear the field"
+        )
     if kind == "earliest":
         return Position.earliest()
     if kind == "latest":

@@ -114,9 +114,12 @@ async def test_a_channel_is_skipped_and_moved(redesigned: Cluster) -> None:
             moved = await press(browser, "seek-channel", position=position, time=at, **place)
             assert (position, moved.status_code) == (position, 200)
             assert (position, (await admin.stats(topic)).channels["ch"].lag) == (position, lag)
-        for position, at in (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", "")):
+        await press(browser, "seek-channel", position="latest", time="", **place)
+        wrong = (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", ""), ("earliest", "2020-01-01T00:00"))
+        for position, at in wrong:
             refused = await press(browser, "seek-channel", position=position, time=at, **place)
             assert (position, refused.status_code) == (position, 400)
+        assert (await admin.stats(topic)).channels["ch"].lag == 0, "the time was ignored, and all was delivered again"
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the system does not change its time zone")

@@ -215,7 +215,8 @@ class Pages:
         name = _known_topic(snapshot, name_in(path["topic"]))
         if snapshot.topics[name].generation != "original":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
-        for part in (await self._admin.stats(name)).partitions:
+        stats = await self._admin.stats(name)
+        for part in stats.partitions:
             if not part.channels:
                 raise InvalidState(
                     "the topic has no channel, so a temporary channel would consume the waiting messages",
@@ -224,7 +225,12 @@ class Pages:
                     hint="create a channel first",
                 )
         found: list[WatchedMessage] = []
-        own: ConsumerSettings = {**self._settings, "max_in_flight": _PEEKED}
+        silent = {str(node) for node in stats.unreachable}  # whether the topic has channels there is not known
+        own: ConsumerSettings = {
+            **self._settings,
+            "max_in_flight": _PEEKED,
+            "node_filter": lambda node: node not in silent,
+        }
         async with Consumer(name, f"watch_{token_hex(4)}#ephemeral", lookupd, **own) as consumer:
             with anyio.move_on_after(_WATCHED):
                 while len(found) < _PEEKED:
@@ -233,7 +239,7 @@ class Pages:
                     body = message.body.decode(errors="replace")
                     found.append(WatchedMessage(message.id.hex(), message.timestamp, body, message.node))
         newest = sorted(found, key=lambda one: one.timestamp, reverse=True)
-        return _messages(snapshot.topics[name], newest, waited=True)
+        return _messages(snapshot.topics[name], newest, waited=True, silent=sorted(silent))
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         wanted = path["node"]
@@ -260,7 +266,7 @@ class Pages:
 
 def _messages(topic: TopicInfo, found: Sequence[object], *, count: int = _PEEKED, **values: object) -> Page:
     shown = {"topic": topic, "messages": found, "count": count, "seconds": _WATCHED}
-    unsaid = {"partition": None, "waited": False, "missing": ()}
+    unsaid = {"partition": None, "waited": False, "missing": (), "silent": ()}
     return Page("messages.html", f"Messages of {topic.name}", {**unsaid, **shown, **values})
 
 

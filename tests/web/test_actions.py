@@ -280,6 +280,23 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(
                 await anyio.sleep(0.02)
 
 
+async def test_a_node_that_does_not_respond_has_no_messages_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no temporary channel either, which would consume its waiting messages if it has no other one."""
+    monkeypatch.setattr("nsqext.web.app._ADMIN_TIMEOUT", 0.5)
+    monkeypatch.setattr("nsqext.web.pages._WATCHED", 0.1)
+    with Cluster(nodes=2, generation="original") as cluster:
+        cluster.create_topic("orders", channels=["keep"])
+        silent = cluster.nodes["n2"]
+        async with browsing(cluster, write=True) as browser:
+            form = {"token": await token_of(browser)}
+            both = await browser.post("/topics/orders/messages", data=form)
+            await anyio.to_thread.run_sync(cluster.faults.freeze, silent.name)
+            one = await browser.post("/topics/orders/messages", data=form)
+    assert (both.status_code, "Without the messages of" in both.text) == (200, False)
+    assert one.status_code == 200
+    assert f"Without the messages of {silent.tcp}: no response." in one.text
+
+
 async def test_a_topic_without_channels_is_not_watched(original: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.web.app._MOST_WATCHES", 1)
     topic = fresh()

@@ -63,9 +63,12 @@ async def create(
 ) -> None:
     """Create channels on every partition; a new channel starts after the stored messages."""
     async with connection.admin() as admin:
+        before = await admin.channels(topic)
         for name in channels:
             await admin.create_channel(topic, name, dispatch=dispatch, key_header=key_header)
-            connection.show({"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created")
+            new = name not in before
+            text = f"channel {name} of {topic} {'is created' if new else 'exists'}"
+            connection.show({"topic": topic, "channel": name, "created": new}, text)
 
 
 @app.command("set")

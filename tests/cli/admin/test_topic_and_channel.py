@@ -129,7 +129,8 @@ def test_a_change_is_switched_on_and_off(
 def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
     cluster.create_topic(topic, channels=["c"])
-    assert [one["channel"] for one in lines("channel", "create", topic, "a", "b", *where)] == ["a", "b"]
+    made = lines("channel", "create", topic, "a", "c", "b", *where)
+    assert [(one["channel"], one["created"]) for one in made] == [("a", True), ("c", False), ("b", True)]
     lines("pub", topic, "one", "two", *where)
     lines("channel", "pause", topic, "a", "--yes", *where)
     lines("channel", "skip", topic, "b", "--yes", *where)

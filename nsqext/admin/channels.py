@@ -180,7 +180,11 @@ class ChannelAdmin(AdminBase):
             raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
         await requests.change_channel("delete", topic, channel)
         if where.meta.disable_channel_auto_create or where.nodes:
-            await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+            try:
+                await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+            except LookupFailed as error:
+                if "CHANNEL_NOT_FOUND" not in error.message:  # an ephemeral channel ends with the last node's
+                    raise
         return True
 
     async def _lacks_channel(self, topic: str, channel: str) -> bool:

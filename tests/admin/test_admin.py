@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve
 
 from nsqext import Admin, Consumer, Position, Producer, sync
+from nsqext.admin.requests import ClusterRequests
 from nsqext.broker import Cluster
 from nsqext.errors import (
     ConnectionFailed,
@@ -241,6 +242,26 @@ async def test_a_tombstoned_node_is_reported(original: Cluster) -> None:
         await admin.tombstone(topic, str(holder.http))
         nodes = await admin.nodes()
     assert [node.tcp for node in nodes if topic in node.tombstoned] == [holder.tcp]
+
+
+async def test_an_ephemeral_channel_that_lookup_has_forgotten_is_deleted(
+    original: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends in lookup with the channel of the last node, before lookup is asked."""
+    topic = fresh()
+    original.create_topic(topic, channels=["ch", "temporary#ephemeral"])
+    change = ClusterRequests.change_channel
+
+    async def change_until_lookup_knows(requests: ClusterRequests, *words: str, **settings: Any) -> None:
+        await change(requests, *words, **settings)
+        with anyio.fail_after(25):
+            while (await requests.find_with_channels(topic))[1] != ("ch",):  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.01)
+
+    monkeypatch.setattr(ClusterRequests, "change_channel", change_until_lookup_knows)
+    async with Admin(original.lookupd) as admin:
+        assert await admin.delete_channel(topic, "temporary#ephemeral")
+        assert not await admin.delete_channel(topic, "temporary#ephemeral", missing_ok=True)
 
 
 async def test_input_is_checked_before_anything_is_sent(redesigned: Cluster) -> None:

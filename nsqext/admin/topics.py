@@ -345,16 +345,23 @@ class TopicAdmin(ChannelAdmin):
             restore: show a hidden node again. The original NSQ shows it again after a while, 45 s by default.
 
         Raises:
-            InvalidInput: lookup knows no such node.
+            InvalidInput: lookup knows no such node, or does not list the topic on it.
             OperationNotSupported: ``restore`` on the original generation.
             TopicNotFound, LookupFailed: see `Admin`.
         """
         requests = self._open()
-        if generation_of(await requests.find(topic)) == "original" and restore:
+        where = await requests.find(topic)
+        if generation_of(where) == "original" and restore:
             raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
-        known = sorted(str(info.http) for info in await requests.client.lists.nodes() if info.http is not None)
-        if node not in known:  # servers ignore an unknown node
+        infos = [info for info in await requests.client.lists.nodes() if info.http is not None]
+        known = sorted(str(info.http) for info in infos)
+        # servers ignore a node that is unknown, or not offered to producers
+        if node not in known:
             raise InvalidInput(f"no node has the HTTP address {node!r}", topic=topic, hint=f"known: {', '.join(known)}")
+        holders = {str(info.http) for info in infos if topic in info.topics or info.tcp in where.leaders.values()}
+        if not restore and node not in holders:
+            hint = f"nodes with it: {', '.join(sorted(holders)) or 'not any'}"
+            raise InvalidInput(f"lookup does not list the topic on {node}", topic=topic, hint=hint)
         params: dict[str, str | int] = {"topic": topic, "node": node}
         with _changing(topic):
             await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)

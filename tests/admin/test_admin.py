@@ -244,6 +244,29 @@ async def test_a_tombstoned_node_is_reported(original: Cluster) -> None:
     assert [node.tcp for node in nodes if topic in node.tombstoned] == [holder.tcp]
 
 
+async def test_a_node_without_the_topic_is_not_tombstoned(redesigned: Cluster, original: Cluster) -> None:
+    """Servers ignore the request, and respond that all is well."""
+    topic = fresh()
+    redesigned.create_topic(topic, channels=["ch"])
+    leader = redesigned.leader(topic)
+    other = next(node.http for name, node in redesigned.nodes.items() if name != leader)
+    async with Admin(redesigned.lookupd) as admin:
+        with pytest.raises(InvalidInput, match=f"lookup does not list the topic on {other}.*{topic}"):
+            await admin.tombstone(topic, other)
+        await admin.tombstone(topic, redesigned.nodes[leader].http)
+    async with Admin(original.lookupd) as admin:
+        holder, empty, *_ = await admin.nodes()
+        response = plain_http.post(f"http://{holder.http}/topic/create?topic={topic}")
+        assert response.status_code == 200
+        with anyio.fail_after(25):
+            while topic not in await admin.topics():  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.01)
+        with pytest.raises(InvalidInput, match=f"nodes with it: {holder.http}"):
+            await admin.tombstone(topic, str(empty.http))
+        await admin.tombstone(topic, str(holder.http))
+        await admin.tombstone(topic, str(holder.http))
+
+
 async def test_an_ephemeral_channel_that_lookup_has_forgotten_is_deleted(
     original: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, Unpack
 
 from attrs import evolve
@@ -37,7 +38,8 @@ class NsqBroker(AsyncBroker):
 
     - ``queue``: its topic, from ``queues``.
     - ``delay``: seconds after which it runs; see `nsqext.Producer.publish`. Workers requeue a task that is delivered
-      earlier: on a topic without extend headers, or beyond the longest delay of the original NSQ.
+      earlier: on a topic without extend headers, or beyond the longest delay of the original NSQ. Of an ordered topic
+      they keep it, and its partition waits.
     - ``key``: tasks of a key share a partition, in the order of the calls.
     - ``tag``: workers with this tag receive it; needs extend support.
 
@@ -165,12 +167,23 @@ class NsqBroker(AsyncBroker):
             raise InvalidState("the broker listens already", hint="create one broker for each worker process")
         self._listening = True
         await self._consumer.start()
+        early: list[
+            tuple[float, Message]
+        ] = []  # of ordered topics, with the time when they are due (monotonic seconds)
         try:
             while True:
+                now = time.monotonic()
+                early = [(when, message) for when, message in early if not message.expired]
+                due = [message for when, message in early if when <= now]
+                early = early[len(due) :]
+                pause = early[0][0] - now if early else None
                 # one by one, and not by iteration: fetched messages are touched
-                for message in await self._consumer.fetch(1):
+                for message in due or await self._consumer.fetch(1, pause):
                     wait = self._wait_of(message)
-                    if wait > 0:
+                    if wait > 0 and message.in_order:  # servers ignore a delay there
+                        early.append((time.monotonic() + wait, message))
+                        early.sort(key=itemgetter(0))
+                    elif wait > 0:
                         with suppress(MessageNotInFlight):  # the server delivers it again
                             await message.requeue(min(wait, ACCEPTED_DELAY))
                     else:

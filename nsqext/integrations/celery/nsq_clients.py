@@ -15,7 +15,7 @@ from kombu.transport import virtual
 from nsqext import sync
 from nsqext.admin.options import admin_settings
 from nsqext.arguments import check_time, suggest
-from nsqext.client.consumer.message import ACCEPTED_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY, Requeue
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import SELECTING, consumer_settings, producer_settings, settings_for
@@ -312,8 +312,7 @@ class QueueConsumer:
         due = due_time(decoded)
         wait = 0.0 if due is None else due - time.time() - self._hold
         if wait > 0:
-            message.requeue(min(wait, ACCEPTED_DELAY))
-            return
+            raise Requeue(min(wait, ACCEPTED_DELAY), backoff=False)  # of an ordered topic, the consumer keeps it
         if message.attempts > 1:
             route["redelivered"] = True
         with self._lock:

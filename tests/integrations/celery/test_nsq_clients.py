@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from nsqext.client.consumer.message import ACCEPTED_DELAY
+from nsqext.client.consumer.message import ACCEPTED_DELAY, Requeue
 from nsqext.errors import InvalidSetting, MessageNotInFlight, TopicNotFound
 from nsqext.integrations.celery.envelope import QueueSpec
 from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, Deliveries, NsqClients, QueueConsumer
@@ -154,7 +154,12 @@ def test_a_message_is_handed_over_or_answered(
     made: Callable[[], ScriptedMessage], answers: list[Any], redelivered: bool | None, servers: ScriptedServers
 ) -> None:
     source, received = opened(servers)
-    servers.consumers[-1].handle(message := made())
+    message = made()
+    try:
+        servers.consumers[-1].handle(message)
+    except Requeue as error:
+        assert not error.backoff
+        message.answers.append(error.delay)
     assert message.answers == answers
     assert len(received) == (not answers)
     for handed, decoded, same in received:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import socket
 import stat
@@ -300,6 +301,21 @@ def test_a_task_with_an_eta_stays_at_the_server_until_then(connect: Connect, nam
     assert sorted(receiver.wait(2)) == ["later", "now"]
     assert datetime.datetime.now(datetime.UTC) > later - datetime.timedelta(seconds=0.5)
     assert not any(message.delivery_info.get("redelivered") for message in receiver.messages)
+
+
+@pytest.mark.parametrize("cluster", ["redesigned"], indirect=True)  # the original NSQ has no ordered topics
+def test_a_task_with_an_eta_on_an_ordered_topic_does_not_fail_until_then(
+    cluster: Cluster, connect: Connect, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic(name, ordered=True, channels=[name])
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1)
+    queue = kombu.Queue(name)
+    connection = connect(eta_hold=0.2, topic_create=False)
+    publish(connection, "later", queue, routing_key=name, headers={"eta": later.isoformat()})
+    publish(connection, "behind", queue, routing_key=name)
+    assert Receiver(connection, queue).wait(2) == ["later", "behind"]
+    assert datetime.datetime.now(datetime.UTC) > later - datetime.timedelta(seconds=0.5)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_expired_messages_are_dropped(connect: Connect, name: str) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
+from anyio import to_thread
 from taskiq import AckableMessage, BrokerMessage, TaskiqEvents, TaskiqMessage, TaskiqScheduler
 from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
@@ -121,6 +123,46 @@ async def test_a_task_without_a_due_time_at_the_server_waits_for_its_delay(clust
             await take(broker, 1)
 
 
+@pytest.mark.parametrize("cluster", ["redesigned"], indirect=True)  # the original NSQ has no ordered topics
+async def test_a_task_of_an_ordered_topic_waits_for_its_delay_and_holds_up_no_other_queue(
+    cluster: Cluster, opened: Opened
+) -> None:
+    ordered, other = (f"q_{token_hex(4)}" for _ in range(2))
+    await to_thread.run_sync(partial(cluster.create_topic, ordered, ordered=True, channels=["taskiq"]))
+    async with opened(ordered, other) as broker:
+
+        @broker.task(task_name="note")
+        async def note(number: int) -> None:
+            """Never called."""
+
+        due = time.time() + 1.0
+        await note.kicker().with_labels(delay=1.0).kiq(2)
+        await note.kiq(3)
+        await note.kicker().with_labels(queue=other).kiq(1)
+        found = await take(broker, 2)
+        assert [task.args[0] for task, _ in found] == [1, 2]
+        assert time.time() >= due
+    async with opened(ordered) as broker:
+        assert [task.args[0] for task, _ in await take(broker, 1)] == [2], "not acknowledged"
+
+
+async def test_a_task_that_waits_for_its_delay_is_left_to_the_server_when_it_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expired, kept, other = (scripted(delay=0.2), scripted(delay=0.3), scripted())
+    expired.in_order = kept.in_order = True
+    expired.expired = True
+    consumer = ScriptedConsumer(expired, kept, other)
+    monkeypatch.setattr("nsqext.integrations.taskiq.Consumer", lambda *_, **__: consumer)
+    listening, found = NsqBroker("127.0.0.1:1").listen(), list[bytes]()
+    while len(found) < 2:
+        message = await anext(listening)
+        assert isinstance(message, AckableMessage)
+        found.append(message.data)
+    assert found == [other.body, kept.body]
+    assert expired.answers == kept.answers == []
+
+
 class ScriptedConsumer:
     """Fetches scripted messages one by one."""
 
@@ -131,9 +173,12 @@ class ScriptedConsumer:
     async def start(self) -> None:
         self.calls.append("start")
 
-    async def fetch(self, count: int) -> list[SimpleNamespace]:
+    async def fetch(self, count: int, timeout: float | None) -> list[SimpleNamespace]:
         assert count == 1
-        return [self.messages.pop(0)]
+        if not self.messages:
+            assert timeout is not None
+            await anyio.sleep(timeout)
+        return [self.messages.pop(0) for _ in self.messages[:1]]
 
     def pause(self) -> None:
         self.calls.append("pause")
@@ -156,6 +201,8 @@ def scripted(*, age: float = 0.0, at_server: bool = False, body: bytes | None = 
         body=NsqBroker("127.0.0.1:1").formatter.dumps(task).message if body is None else body,
         timestamp=round((time.time() - age) * 1e9),
         header_value=lambda name: "1" if at_server else None,
+        in_order=False,
+        expired=False,
         requeue=requeue,
         finish=finish,
         answers=answers,

@@ -105,17 +105,6 @@ def check_times(options: object, *names: str, zero: bool = True) -> None:
         check_time(name, getattr(options, name), zero=zero)
 
 
-def check_range(name: str, value: object, *, whole: bool = False) -> None:
-    """Check that a setting is a smallest and a largest number from 0, not infinite. Raises InvalidSetting."""
-    valid = is_whole if whole else is_number
-    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
-    if not (len(pair) == 2 and all(valid(one) and one < math.inf for one in pair) and pair[0] <= pair[1]):
-        kind = "whole numbers" if whole else "numbers"
-        raise InvalidSetting(
-            f"{name}={value!r} is not a range", hint=f"give the smallest and the largest of its {kind}"
-        )
-
-
 def check_texts(name: str, value: object) -> None:
     """Check that a setting is a tuple of texts, not a text, whose letters would count. Raises InvalidSetting."""
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):

@@ -16,7 +16,6 @@ from nsqext.arguments import (
     check_kinds,
     check_number,
     check_plain_function,
-    check_range,
     check_texts,
     check_time,
     is_coroutine_function,
@@ -58,12 +57,6 @@ def test_numbers_are_within_their_bounds_and_no_booleans(value: object, number: 
         (lambda: check_time("t", 0, zero=False), "t=0 is not a positive time in seconds"),
         (lambda: check_time("t", -1), "t=-1 is not a time in seconds"),
         (lambda: check_time("t", "5"), "t='5' is text: give a number of seconds; only a URL and the environment"),
-        (lambda: check_range("r", (2, 1)), "r=(2, 1) is not a range: give the smallest and the largest of its numbers"),
-        (lambda: check_range("r", (1, 2, 3)), "r=(1, 2, 3) is not a range"),
-        (lambda: check_range("r", (1,)), "r=(1,) is not a range"),
-        (lambda: check_range("r", (0, math.inf)), "r=(0, inf) is not a range"),
-        (lambda: check_range("r", (0, 1.5), whole=True), "the smallest and the largest of its whole numbers"),
-        (lambda: check_range("r", "12"), "r='12' is not a range"),
         (lambda: check_texts("l", "ab"), "l='ab' is not a tuple of texts: l=('first', 'second')"),
         (lambda: check_texts("l", ["a"]), "l=['a'] is not a tuple of texts"),
         (lambda: check_texts("l", ("a", 1)), "l=('a', 1) is not a tuple of texts"),
@@ -91,8 +84,6 @@ def test_what_is_within_the_bounds_is_accepted() -> None:
     assert check_number("n", 6, 1, 6) == 6
     check_time("t", 0)
     check_time("t", math.inf)
-    check_range("r", (1, 1))
-    check_range("r", [0, 2.5])
     check_texts("l", ())
     check_plain_function("f", len)
     assert (is_delay(0), is_delay(999_999_999), is_delay(1e9), is_delay(-1)) == (True, True, False, False)

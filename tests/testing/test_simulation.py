@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from importlib import import_module
+from math import inf
 from random import Random
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -20,10 +21,10 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import Admin, Producer
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import Fault, Run, run_seed
-from nsqext.testing.simulation.network import Network, current_host
+from nsqext.testing.simulation.network import Network, check_range, current_host
 from nsqext.testing.simulation.runner import shrink
 from nsqext.testing.simulation.seams import EPOCH
 from nsqext.testing.simulation.sockets import HOST
@@ -38,6 +39,25 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.sockets import SimulatedSocket
 
 KEPT: list[asyncio.Task[None]] = []
+
+
+@table(
+    ("value", "whole", "text"),
+    [
+        ((2, 1), False, "r=(2, 1) is not a range: give the smallest and the largest of its numbers"),
+        ((1, 2, 3), False, "r=(1, 2, 3) is not a range"),
+        ((1,), False, "r=(1,) is not a range"),
+        ((0, inf), False, "r=(0, inf) is not a range"),
+        ((0, 1.5), True, "the smallest and the largest of its whole numbers"),
+        ("12", False, "r='12' is not a range"),
+    ],
+)
+def test_a_range_has_a_smallest_and_a_largest_number(value: object, whole: bool, text: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        check_range("r", value, whole=whole)
+    assert text in str(caught.value)
+    check_range("r", (1, 1), whole=whole)
+    check_range("r", [0, 2])
 
 
 async def fails_because_of_a_task(world: World) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, evolve, field, frozen
 
-from nsqext.arguments import check_range, check_time
+from nsqext.arguments import check_time
 from nsqext.broker.fault_injection import Rule
 from nsqext.broker.lookupd.lookupd import ClusterSnapshot, ListedPartition
 from nsqext.errors import InvalidSetting
 from nsqext.testing.simulation.cluster import COORDINATOR, SimulatedCluster, as_server
+from nsqext.testing.simulation.network import check_range
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk

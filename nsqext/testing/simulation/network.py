@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import frozen
 
-from nsqext.arguments import check_number, check_range, check_times, is_number
+from nsqext.arguments import check_number, check_times, is_number, is_whole
 from nsqext.errors import InvalidSetting
 from nsqext.testing.simulation.sockets import SimulatedSocket
 
@@ -31,6 +31,17 @@ _RETRANSMIT = 0.2
 _SYN_RETRY = 1.0
 _DATA, _FIN, _RST = range(3)
 _TRACE_LINES = 200
+
+
+def check_range(name: str, value: object, *, whole: bool = False) -> None:
+    """Check that a setting is a smallest and a largest number from 0, not infinite. Raises InvalidSetting."""
+    valid = is_whole if whole else is_number
+    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if not (len(pair) == 2 and all(valid(one) and one < inf for one in pair) and pair[0] <= pair[1]):
+        kind = "whole numbers" if whole else "numbers"
+        raise InvalidSetting(
+            f"{name}={value!r} is not a range", hint=f"give the smallest and the largest of its {kind}"
+        )
 
 
 @frozen

@@ -23,7 +23,7 @@ NEVER = -6795364578871345152
 """The real server's nanoseconds for a time that was never set."""
 
 NODE_MEMBERS = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
-"""What the redesigned server shows of a node."""
+"""What the redesigned server shows of a node, in its order; the original server shows its place behind them."""
 logger: logging.Logger = logging.getLogger("nsqext.broker.lookupd")
 _READ = 65536
 _ACCEPT_PAUSE = 0.05
@@ -207,8 +207,9 @@ class LookupSession:
         return b"OK"
 
     def _identify(self, peer: PeerInfo) -> bytes:
-        members = {"remote_address": self.remote} | asdict(peer)
-        del members["distributed_id"]  # nodes of clusters do not register by TCP
+        told = {"remote_address": self.remote} | asdict(peer)
+        del told["distributed_id"]  # nodes of clusters do not register by TCP
+        members = {name: told[name] for name in NODE_MEMBERS} | told
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",

@@ -59,8 +59,8 @@ class PublishStats:
     """Publishes to a partition."""
 
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    #: by duration of the publish; below 1 ms, 2 ms, 4 ms, …
-    batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    #: messages by duration of the publish (below 1 ms, 2 ms, 4 ms, …); a request over HTTP counts once
+    durations: list[int] = field(factory=lambda: [0] * _BUCKETS)
     publishers: dict[str, NodePublisher] = field(factory=dict)  #: over TCP, by peer
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
@@ -71,7 +71,6 @@ class PublishStats:
             total += size
             bucket = 0 if size < 100 else min((size >> 10).bit_length() + 1, _BUCKETS - 1)
             self.sizes[bucket] += 1
-        self.batches[0] += len(sizes)
         hour = now // _HOUR
         self._hours[hour] = self._hours.get(hour, 0) + total
         if len(self._hours) > _DAY:

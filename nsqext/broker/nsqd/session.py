@@ -275,6 +275,7 @@ class Session:
             self.published[topic] = publisher
         publisher.published += count
         publisher.last = self.node.options.wall()
+        hosted.traffic.durations[0] += count
 
     def subscribed(self, hosted: Hosted, subscriber: SessionSubscriber) -> None:
         """Become a consumer; the redesigned server then enlarges a buffer that was not negotiated."""

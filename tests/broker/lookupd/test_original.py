@@ -104,6 +104,13 @@ async def test_requests_without_side_effects() -> None:
     assert debug["client::"][0]["tombstoned_at"] == -6795364578871345152
 
 
+async def test_members_of_a_node_have_the_order_of_the_real_server() -> None:
+    async with talk() as (_, _, client):
+        (found,) = (await client.get("/lookup?topic=t1")).json()["producers"]
+        (listed,) = (await client.get("/nodes")).json()["producers"]
+    assert (list(found), list(listed)) == (list(PEER), [*PEER, "tombstones", "topics"])
+
+
 async def test_topics_and_channels_are_made_and_deleted() -> None:
     async with talk() as (_, _, client):
         for path in ("/topic/create?topic=made", "/channel/create?topic=other&channel=c", "/topic/delete?topic=t1"):

@@ -217,6 +217,10 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     for path in led:
         answer = await web.post(f"/channel/{path}?topic=t&partition=0&channel=ch", b"special:-1")
         assert _status(answer) == (400, '{"message":"E_FAILED_ON_NOT_LEADER"}'), path
+    for path in ("pause", "unpause", "skip", "unskip"):
+        answer = await web.post(f"/channel/{path}?topic=t&partition=0&channel=ch", b"")
+        assert _status(answer) == (500, '{"message":"INTERNAL_ERROR"}'), path
+    assert not (hosted.partition.channels["ch"].paused or hosted.partition.channels["ch"].skipped)
     assert (await web.get("/stats?format=json&leaderOnly=true", v1=True)).json()["topics"] == []
     assert _status(await web.post("/pub?topic=t&partition=0", b"x", v1=True))[0] == 400
     assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404

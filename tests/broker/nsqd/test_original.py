@@ -79,6 +79,17 @@ def test_acknowledgements_that_fail(line: bytes, answer: str) -> None:
     assert client.open is ("FAILED" in answer)
 
 
+def test_an_id_in_capital_letters_names_no_message() -> None:
+    client = _consumer(make_original(), ready=1)
+    assert Client(client.session.node).ask(sized("PUB t", b"x")) == "OK"
+    (message,) = client.messages()
+    wire_id = message[10:26].upper()
+    assert wire_id != message[10:26]
+    for verb, end in ((b"FIN", b""), (b"TOUCH", b""), (b"REQ", b" 0")):
+        wanted = f"!E_{verb.decode()}_FAILED {verb.decode()} {wire_id.decode()} failed ID not in flight"
+        assert client.ask(verb + b" " + wire_id + end + b"\n") == wanted
+
+
 def test_topics_are_created_on_first_use_and_registered() -> None:
     node = make_original()
     expected: list[Any] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import V1, Client, Clock, host, make_node, make_original, sized, web
 
 if TYPE_CHECKING:
@@ -138,6 +139,17 @@ async def test_topics_channels_and_clients_can_be_chosen(
         for topic in (await _stats(node, query))["topics"]
     }
     assert found == shown
+
+
+async def test_a_request_over_http_is_a_single_write() -> None:
+    """As by the real server, which counts the messages of MPUB."""
+    node = _make("redesigned")
+    client = Client(node)
+    assert client.ask(sized("PUB t", b"x")) == client.ask(sized("MPUB t", multi_body([b"x", b"y", b"z"]))) == "OK"
+    for path, body in (("pub", b"x"), ("mpub", b"x\ny\nz")):
+        assert (await web(node).post(f"/{path}?topic=t", content=body)).text == "OK"
+    (topic,) = (await _stats(node, "&topic=t"))["topics"]
+    assert (topic["msg_write_latency_stats"], topic["msg_size_stats"][0]) == ([6, *[0] * 15], 8)
 
 
 @pytest.mark.parametrize("generation", ["redesigned", "original"])

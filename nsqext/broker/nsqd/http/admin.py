@@ -77,6 +77,13 @@ class AdminRoutes(RequestArgs):
         except Refusal as refusal:
             raise HttpFault(500, refusal.text) from None
 
+    def set_state(self, change: Callable[[Channel], None], call: Call) -> None:
+        """Pause or skip a channel; only the leader can, because its replicas get this state from it."""
+        hosted, channel = self.channel(call)
+        if not hosted.leader:
+            raise HttpFault(500, "INTERNAL_ERROR")
+        change(channel)
+
     def requeue_delayed(self, call: Call) -> None:
         channel = self.led_channel(call)
         try:
@@ -168,16 +175,18 @@ class AdminRoutes(RequestArgs):
                 found.traced = enabled
 
     def table(self) -> list[Route]:
-        switches: list[tuple[str, Callable[[Channel], None], bool]] = [
-            ("pause", lambda channel: channel.set_paused(True), False),
-            ("unpause", lambda channel: channel.set_paused(False), False),
-            ("skip", lambda channel: channel.set_skipped(True), False),
-            ("unskip", lambda channel: channel.set_skipped(False), False),
-            ("empty", lambda channel: channel.empty(), True),
-            ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
-            ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
+        states: list[tuple[str, Callable[[Channel], None]]] = [
+            ("pause", lambda channel: channel.set_paused(True)),
+            ("unpause", lambda channel: channel.set_paused(False)),
+            ("skip", lambda channel: channel.set_skipped(True)),
+            ("unskip", lambda channel: channel.set_skipped(False)),
+        ]
+        switches: list[tuple[str, Callable[[Channel], None]]] = [
+            ("empty", lambda channel: channel.empty()),
+            ("fixconfirmed", lambda channel: channel.redeliver_unfinished()),
+            ("finishmemdelayed", lambda channel: channel.finish_deferred()),
             # messages taken from the delayed queue stay in flight
-            ("emptydelayed", lambda channel: channel.cursor.delayed.clear(), True),
+            ("emptydelayed", lambda channel: channel.cursor.delayed.clear()),
         ]
         return [
             route("GET", "/ping", self.ping, Form.TEXT),
@@ -190,7 +199,8 @@ class AdminRoutes(RequestArgs):
             route("POST", "/message/finish", self.finish_message),
             route("POST", "/message/trace/enable", partial(self.trace, True)),
             route("POST", "/message/trace/disable", partial(self.trace, False)),
-            *(route("POST", f"/channel/{name}", partial(self.switch, do, led=led)) for name, do, led in switches),
+            *(route("POST", f"/channel/{name}", partial(self.set_state, do)) for name, do in states),
+            *(route("POST", f"/channel/{name}", partial(self.switch, do, led=True)) for name, do in switches),
             route("POST", "/channel/create", self.create_channel),
             route("POST", "/channel/delete", self.delete_channel),
             route("POST", "/channel/requeuedelayed", self.requeue_delayed),

@@ -247,6 +247,7 @@ class PublishRoutes(RequestArgs):
             epoch = hosted.epoch
             stored = await store_in_parts(hosted, items, lambda part: store(self.node, hosted, part, "E_PUB_FAILED"))
             await commit(self.node, hosted, stored, epoch, "E_PUB_FAILED")
+            hosted.traffic.durations[0] += 1
         except RequestError as error:
             if error.code in (NOT_LEADER, NOT_WRITABLE):
                 raise HttpFault(400, NOT_WRITABLE) from None

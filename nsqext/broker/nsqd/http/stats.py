@@ -171,7 +171,7 @@ class StatsRoutes(RequestArgs):
             "client_pub_stats": publishers if with_clients else None,
             "client_num": len(publishers),
             "msg_size_stats": traffic.sizes,
-            "msg_write_latency_stats": traffic.batches,
+            "msg_write_latency_stats": traffic.durations,
             "is_multi_ordered": partition.ordered,
             "is_multi_part": meta.multi_part,
             "is_ext": partition.extend,

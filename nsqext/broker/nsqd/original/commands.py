@@ -44,9 +44,9 @@ class OriginalSubscriber(SessionSubscriber):
         self._deliveries.setdefault(channel.name, 0)
 
     def internal_id(self, wire_id: bytes) -> int:
-        """Return the number in an id's 16 hexadecimal digits; 0 for other bytes."""
+        """Return the number in an id's 16 hexadecimal digits; 0 for other bytes, as those of capital digits."""
         try:
-            return int(wire_id, 16) - self._id_base
+            return int(wire_id, 16) - self._id_base if wire_id == wire_id.lower() else 0
         except ValueError:
             return 0
 

@@ -21,6 +21,7 @@ from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed, escape
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 
+_INTERVAL = 0.5  # seconds
 _BARS = 10, 40
 _OTHERS = 66  # terminal columns besides the bar
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -79,12 +80,14 @@ async def run(
     connection: ServerAccess,
     topic: Topic,
     channel: Annotated[str, Argument(help="The channel, of type key_failover.")],
-    interval: Annotated[float, Option(min=0.05, help="Seconds between refreshes.")] = 0.5,
+    interval: Annotated[float, Option(min=0.05, help="Seconds between refreshes.")] = _INTERVAL,
     once: Annotated[bool, Option("--once", help="Print the ranges once and exit.")] = False,
 ) -> None:
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
     check_channel(channel)
+    if once and interval != _INTERVAL:
+        raise InvalidSetting("--interval with --once would be ignored", hint="give one of them")
     console, name = Console(), f"{topic} / {channel}"
 
     def records(found: list[PartitionRanges]) -> list[dict[str, Any]]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 
 from nsqext.cli.admin.channel import channel_record
-from nsqext.cli.admin.stats import lacking, look, stats_table, table_columns
+from nsqext.cli.admin.stats import INTERVAL, lacking, look, stats_table, table_columns
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
+from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,13 +72,15 @@ async def run(
     channel: Annotated[str | None, Argument(help="The channel. (default: all)")] = None,
     highest: Annotated[int | None, Option("--max", min=0, help="Exit with 1 if the lag of a channel is above.")] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat until ^C, or until a lag is above --max.")] = False,
-    interval: Annotated[float, Option(min=0.1, help="--watch: seconds between refreshes.")] = 2.0,
+    interval: Annotated[float, Option(min=0.1, help="--watch: seconds between refreshes.")] = INTERVAL,
 ) -> None:
     """Show the unfinished messages of channels, longest lag first.
 
     With --max, the exit code is 1 if a lag is above it, or unknown because a node does not respond or a partition has
     no leader.
     """
+    if not watch and interval != INTERVAL:
+        raise InvalidSetting("--interval without --watch would be ignored", hint="give --watch")
     async with connection.admin() as admin:
         if not watch:
             records = lag_records(await look(admin, topic, channel), channel)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "messages", "per_second", "consumers", "paused")
 
+INTERVAL = 2.0
+"""Seconds between refreshes, by default."""
 _LACKS = ("unreachable", "missing")
 
 
@@ -115,12 +117,13 @@ async def run(
     topic: Annotated[str | None, Argument(help="The topic. (default: all)")] = None,
     channel: Annotated[str | None, Argument(help="The channel. (default: all)")] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat until ^C, with rates.")] = False,
-    interval: Annotated[float, Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
+    interval: Annotated[float, Option(min=0.1, help="--watch: seconds between refreshes.")] = INTERVAL,
     count: Annotated[int, Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
-    if count and not watch:
-        raise InvalidSetting("--count without --watch would be ignored", hint="give --watch")
+    if not watch and (count or interval != INTERVAL):
+        name = "--count" if count else "--interval"
+        raise InvalidSetting(f"{name} without --watch would be ignored", hint="give --watch")
     rates, number = Rates(), 0
     async with connection.admin() as admin:
         if not watch:

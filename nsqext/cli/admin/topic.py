@@ -11,7 +11,7 @@ from nsqext.cli.command import Result, Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import TopicNotFound
+from nsqext.errors import InvalidSetting, TopicNotFound
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
@@ -287,6 +287,8 @@ async def lookup(
     access: Annotated[str, Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
+    if topic is None and access != "r":
+        raise InvalidSetting("--access without a topic would be ignored", hint="give a topic")
     with waits.waiting("a response of lookup"):
         await _look_up(connection, topic, access)
 

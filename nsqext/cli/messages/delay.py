@@ -12,6 +12,7 @@ from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.status_page import add_status_page
 from nsqext.cli.waiting import wait_of_app, waits
+from nsqext.errors import InvalidSetting
 
 _STORE = "delayed.sqlite"
 
@@ -76,6 +77,10 @@ def show(
     from nsqext.delays import DelayStore
 
     if refused:
+        if topic is not None:
+            raise InvalidSetting(
+                "--topic with --refused would be ignored", hint="leave it out: such a record names no topic"
+            )
         with DelayStore(store, create=False) as opened:
             found = opened.refused(limit)
         shown = [{"received": _time(one.received), "reason": one.reason, "record": repr(one.record)} for one in found]

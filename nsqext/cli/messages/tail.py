@@ -102,7 +102,9 @@ class Output:
         str | None, Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")
     ] = None
 
-    def check(self) -> None:
+    def check(self, *, json: bool) -> None:
+        if json and (self.raw or self.template is not None):
+            raise InvalidSetting("--json contradicts --raw and --format", hint="give one of them")
         if self.template is None:
             return
         if self.raw:
@@ -167,7 +169,7 @@ async def run(
     --channel leaves other messages in the channel. Only these options leave messages out: a tag, filter, partitions,
     sample_rate or max_attempts in the URL or the environment are meant for services, and do not count.
     """
-    output.check()
+    output.check(json=connection.json)
     wanted.check()
     settings: dict[str, Any] = {}
     if reading.count:

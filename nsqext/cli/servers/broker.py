@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster, ClusterOptions
     from nsqext.web import WebOptions
 
+_LEASE = 0.3  # seconds
 _FLAGS = ("extend", "ordered")
 _NUMBERS = ("partitions", "replicas")
 _GENERATIONS = {"redesigned": "redesigned NSQ", "original": "original NSQ"}
@@ -116,7 +117,7 @@ def run(
     page: PageOptions = PageOptions(),
     addresses: Addresses = Addresses(),
     protection: Protection = Protection(),
-    lease: Annotated[float, Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
+    lease: Annotated[float, Option(help="Seconds before the partitions of a silent node move to others.")] = _LEASE,
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 
@@ -125,10 +126,16 @@ def run(
     from nsqext.broker import Cluster
     from nsqext.client.signals import stopping_on_signals
 
-    topics = dict(parse_topic(text) for text in topic or ())
+    topics: dict[str, dict[str, Any]] = {}
+    for name, arguments in map(parse_topic, topic or ()):
+        if name in topics:
+            raise InvalidSetting("--topic is given twice for one topic", topic=name, hint="give its options together")
+        topics[name] = arguments
     for arguments in topics.values():
         if generation == "redesigned":  # the redesigned NSQ refuses publishes to a topic without channels
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
+    if generation == "original" and lease != _LEASE:
+        raise InvalidSetting("--lease with the original NSQ would be ignored", hint="leave it out")
     options = _cluster_options(addresses, protection, lease)
     if page.web_port != WEB_PORT and not page.web:
         raise InvalidSetting("--web-port without --web would be ignored", hint="give --web")

@@ -114,6 +114,15 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("channel", "seek", "orders", "billing", "nowhere", "--yes", "--lookupd", "h:1"), "or a time in ISO form"),
         (("bench", "--nsqd", "h:1"), "no topic is given"),
         (("stats", "--count", "3", "--lookupd", "h:1"), "--count without --watch would be ignored"),
+        (("stats", "--interval", "3", "--lookupd", "h:1"), "--interval without --watch would be ignored"),
+        (("lag", "--interval", "3", "--lookupd", "h:1"), "--interval without --watch would be ignored"),
+        (("key-ranges", "t", "c", "--once", "--interval", "3", "--lookupd", "h:1"), "--interval with --once would be"),
+        (("lookup", "--access", "w", "--lookupd", "h:1"), "--access without a topic would be ignored"),
+        (("tail", "t", "--raw", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),
+        (("tail", "t", "--format", "{body}", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),
+        (("delay", "list", "--topic", "t", "--refused"), "--topic with --refused would be ignored"),
+        (("broker", "--topic", "t", "--topic", "t:extend"), "--topic is given twice for one topic"),
+        (("broker", "--generation", "original", "--lease", "1"), "--lease with the original NSQ would be ignored"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:

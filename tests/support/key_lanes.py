@@ -35,7 +35,7 @@ class Owner:
         self._check(message)
         self.commands.append(("FIN", message.body))
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
         """Record a REQ."""
         assert not backoff, "a failure delays its key only"
         self._check(message)

@@ -156,7 +156,7 @@ class RecordingOwner:
         """Record FIN."""
         self._record(f"FIN {message.internal_id}")
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
         """Record REQ, with ``!`` after a failed handler."""
         self._record(f"REQ {message.internal_id} {delay:g}{'!' if backoff else ''}")
 

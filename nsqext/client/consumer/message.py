@@ -112,8 +112,8 @@ class Owner(Protocol):
     def finish(self, message: Message) -> None:
         """Send FIN."""
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Send REQ; with ``backoff`` it counts as a failure."""
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
+        """Send REQ; with ``backoff`` it counts as a failure, with None its outcome was recorded or there is none."""
 
     def touch(self, message: Message) -> None:
         """Send TOUCH."""
@@ -376,7 +376,7 @@ class Message(RawMessage):
             logger.warning("a handled message will be redelivered: %s", error)
         self.mark_answered()
 
-    def requeue_now(self, delay: float, *, backoff: bool) -> None:
+    def requeue_now(self, delay: float, *, backoff: bool | None) -> None:
         """Requeue it after its handler raised; log a warning if it is not in flight any more."""
         try:
             self.owner.requeue(self, delay, backoff=backoff)

@@ -293,7 +293,7 @@ class KeyLaneOwner:
         self.owner.finish(message)
         self.order.finish(message)
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
         """Delay the message and later messages of its key in this process."""
         self._delay(message, delay)
 

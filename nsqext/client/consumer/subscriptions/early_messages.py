@@ -25,9 +25,9 @@ from nsqext.errors import MessageNotInFlight, ProtocolError
 from nsqext.protocol.messages import DUE_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
-    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.message import Message, Owner
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others."""
 
     def __init__(self) -> None:
-        self.kept: dict[Message, None] = {}  #: messages in flight that are requeued when due
+        #: messages in flight that are requeued when due, with that monotonic time
+        self.kept: dict[Message, float] = {}
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
         # unplanned early deliveries: the server allows only shorter requeues, refused a requeue, or clocks differ
@@ -66,7 +67,7 @@ class EarlyMessages:
         For messages due soon, and ordered channels, where servers ignore the delay of a requeue (captured:
         sub_ordered_requeue).
         """
-        self.kept[message] = None
+        self.kept[message] = due
         self._added += 1
         heappush(self._due, (due, self._added, message))
 
@@ -75,7 +76,15 @@ class EarlyMessages:
             message = heappop(self._due)[2]
             self.kept.pop(message, None)
             if not message.answered:
-                message.requeue_now(0.0, backoff=False)
+                message.requeue_now(0.0, backoff=None)
+
+    def release(self, owners: Container[Owner]) -> None:
+        """Requeue the messages of subscriptions with a backoff until they are due: in flight, they use up its RDY."""
+        for message, due in tuple(self.kept.items()):
+            if message.owner in owners and not message.in_order:
+                del self.kept[message]
+                if not message.answered:
+                    message.requeue_now(ceil(max(0.0, due - _clock()) * 1000) / 1000, backoff=None)
 
     def without_early(
         self, messages: list[Message], send_requeue: Callable[[Message, float], None], *, keep: bool

@@ -210,7 +210,7 @@ class Subscription(PartitionReader):
             log.consumed(messages, request.channel, self._connection.local_address)
         early = monitor.early
         if delayed or (early is not None and early.postponed):
-            keep = self._keeps_early and 2 * self.in_flight <= monitor.share
+            keep = self._keeps_early and not self.backoff.level and 2 * self.in_flight <= monitor.share
             messages = monitor.early_messages().without_early(messages, self.defer, keep=keep)
             if self.key_sharing is KeySharing.SERVER:
                 self.flush()  # before a higher RDY, which would bring later messages of the key
@@ -310,8 +310,9 @@ class Subscription(PartitionReader):
         if len(pending) > self._most_pending:
             self.flush()
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        self.record_outcome(backoff)
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
+        if backoff is not None:
+            self.record_outcome(backoff)
         if delay > ACCEPTED_DELAY or self._monitor.early is not None:
             self._monitor.early_messages().postpone(message, delay)
         self.defer(message, min(delay, MAX_DELAY))

@@ -245,6 +245,8 @@ class SubscriptionGroup:
             active = active or level > 0
             if level != before:
                 self._levels[backoff] = level
+                if not before and self.early is not None:
+                    self.early.release({one for one in self.live if one.backoff is backoff})
                 own = backoff is not self.backoff
                 topic, partition = (subscription.topic, subscription.partition) if own else (None, None)
                 self.events.emit("backoff", topic, partition, subscription.node if own else "", f"level {level}")

@@ -112,7 +112,7 @@ class Link(Subscriber):
         """Send FIN."""
         self._send(message, "FIN")
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
         """Send REQ."""
         self._send(message, "REQ", delay)
 

@@ -43,7 +43,7 @@ class _Connection:
         if not self.broken:
             del self._server.in_flight[int(message.body)]
 
-    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+    def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
         self._check(message)
         if not self.broken:
             self._server.take_back(int(message.body), attempts=1)

@@ -235,3 +235,34 @@ def test_kept_messages_are_requeued_in_the_order_of_their_times_and_not_if_answe
         early.tick(now)
         assert owner.commands == [f"REQ {number} 0" for number in sent]
     assert not early.kept
+
+
+def test_messages_of_a_subscription_with_a_backoff_are_requeued_until_they_are_due() -> None:
+    """In flight they would use up its RDY, which is 1 until a message was handled."""
+    pausing, ordered, other = RecordingOwner(), RecordingOwner(in_order=True), RecordingOwner()
+    early = EarlyMessages()
+    for number, (owner, due) in enumerate(
+        ((pausing, 103.00001), (pausing, 99.0), (pausing, 104.0), (ordered, 105.0), (other, 106.0)), start=1
+    ):
+        early.keep(make_message(owner, number), due)
+    next(message for message in early.kept if message.internal_id == 3).answered = True
+    with _clocks(lambda: 100.0):
+        early.release({pausing, ordered})
+        early.tick(200.0)
+    assert pausing.commands == ["REQ 1 3.001", "REQ 2 0"]
+    assert (ordered.commands, other.commands) == (["REQ 4 0"], ["REQ 5 0"]), "when due"
+    assert not early.kept
+
+
+def test_what_is_requeued_when_due_has_no_outcome() -> None:
+    """Its handler was not called, or its outcome was recorded when it failed; another one would pause again."""
+    outcomes: list[bool | None] = []
+
+    class _Owner(RecordingOwner):
+        def requeue(self, message: Message, delay: float, *, backoff: bool | None) -> None:
+            outcomes.append(backoff)
+
+    early = EarlyMessages()
+    early.keep(make_message(_Owner()), 1.0)
+    early.tick(1.0)
+    assert outcomes == [None]

@@ -284,7 +284,9 @@ def test_failures_and_successes_change_the_backoff() -> None:
         made.subject.finish(four)
         assert made.monitor.calls[3:] == []
         made.backoff.tick(105.0)
-        (five,) = made.receive(5)
+        five, six = made.receive(5, 6)
+        made.subject.requeue(six, 0.0, backoff=None)
+        assert (made.backoff.until, made.monitor.calls[3:]) == (0.0, []), "it has no outcome"
         made.subject.finish(five)
         assert (made.backoff.level, made.monitor.calls[3:]) == (0, ["rebalance"])
 
@@ -318,6 +320,15 @@ def test_messages_that_are_due_soon_stay_in_flight_while_they_leave_room(
         assert bool(made.monitor.kept) is kept
         assert (b"REQ " in made.flushed()) is not kept
         assert ("make_room" in made.monitor.calls) is (2 * in_flight <= share)
+
+
+def test_in_a_backoff_messages_that_are_due_soon_do_not_stay_in_flight() -> None:
+    """They would use up its RDY, which is 1 until a message was handled."""
+    with subscribed(_EXTEND, negotiated=_TIMEOUT) as made:
+        made.monitor.share = 100
+        made.subject.record_outcome(failed=True)
+        made.receive(1, position=_early(5.0))
+        assert (made.monitor.kept, made.flushed()[:4]) == ([], b"REQ ")
 
 
 def test_an_early_message_that_timed_out_in_the_socket_is_not_answered() -> None:

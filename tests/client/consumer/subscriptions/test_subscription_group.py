@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import call, patch
 from weakref import ref
 
 import anyio
@@ -102,6 +103,19 @@ async def test_a_paused_topic_gets_no_messages_on_connections_of_now_and_later(n
     bench.add(Connection("t", 2), Connection("t", 3))
     settle(bench, now)
     assert ready(other, before, after) == [2, 2, 2]
+
+
+async def test_a_backoff_gives_back_the_messages_that_are_not_due(now: list[float]) -> None:
+    bench = Bench()
+    one, two, other = Connection(partition=1), Connection(partition=2), Connection(partition=3)
+    two.backoff = one.backoff
+    bench.add(one, two, other)
+    with patch.object(bench.group.early_messages(), "release") as release:
+        for _ in range(2):
+            one.backoff.failed(now[0])
+            one.backoff.tick(inf)
+            bench.group.rebalance()
+    assert release.call_args_list == [call({one, two})], "when its level rises above 0"
 
 
 async def test_each_change_of_a_backoff_is_reported_once(now: list[float]) -> None:

@@ -123,7 +123,7 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         TopicNotFound: unknown topic.
         NsqError: the servers do not answer.
     """
-    source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topics), **options}, lookupd))
+    source = SourceOptions.parse(_texts("read", ReadOptions, options, lookupd, _subscription(topics)))
     ranges = portal.call(plan, source, Pruning())
     schema = arrow_schema(source.columns, source.headers_as_array)
     return pa.RecordBatchReader.from_batches(schema, read_within(source, ranges))
@@ -132,10 +132,13 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
 def bounds(topic: str, lookupd: str | Sequence[str], **options: Unpack[ReadOptions]) -> Mapping[int, tuple[int, int]]:
     """Return by partition the offset of the first message that `read` would read, and the offset behind the last.
 
+    With times they are up to five seconds farther apart, by which clocks of servers may differ: `read` leaves out the
+    messages of other times between them.
+
     Raises:
         NsqError: as for `read`.
     """
-    source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topic), **options}, lookupd))
+    source = SourceOptions.parse(_texts("read", ReadOptions, options, lookupd, _subscription(topic)))
     return {found.partition: (found.start, found.end) for found in portal.call(plan, source, Pruning())}
 
 
@@ -166,10 +169,10 @@ def consume(
         NsqError: the consumer failed.
     """
     check_flags(until_empty=until_empty)
-    given: dict[str, object] = {**options, "channel": channel, "read_mode": "channel", **_subscription(topics)}
+    given, own = dict(options), {"channel": channel, "read_mode": "channel", **_subscription(topics)}
     if "max_messages" in given:
-        given["max_offsets_per_trigger"] = check_number("max_messages", given.pop("max_messages"), 1)
-    source = SourceOptions.parse(_texts("consume", ConsumeOptions, given, lookupd), streaming=True)
+        own["max_offsets_per_trigger"] = check_number("max_messages", given.pop("max_messages"), 1)
+    source = SourceOptions.parse(_texts("consume", ConsumeOptions, given, lookupd, own), streaming=True)
     return _consumed(source, time.time_ns() if until_empty else None)
 
 
@@ -212,8 +215,7 @@ def write(
         InvalidSetting: unknown or invalid option or column.
         NsqError: a row is invalid or was not stored; rows before it may be stored.
     """
-    given: dict[str, object] = {**options} if job is None else {**options, "job": job}
-    sink = SinkOptions.parse(_texts("write", WriteOptions, given, lookupd))
+    sink = SinkOptions.parse(_texts("write", WriteOptions, options, lookupd, {} if job is None else {"job": job}))
     schema, batches = _batches_of(rows)
     check_written(schema.names, sink.topic)
     ids = NumberedIds(sink.job or uuid4().hex)
@@ -280,19 +282,23 @@ def _subscription(topics: Topics) -> dict[str, object]:
     return {"subscribe": topics}
 
 
-_OWN = {"assign", "channel", "job", "max_offsets_per_trigger", "read_mode", "subscribe"}
-
-
-def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:
-    """Return options as the Spark source's texts, with a prefix for client settings."""
+def _texts(
+    function: str,
+    options: type,
+    given: Mapping[str, object],
+    lookupd: str | Sequence[str],
+    own: Mapping[str, object],
+) -> dict[str, Any]:
+    """Return given options, and the function's own, as the Spark source's texts, with a prefix for client settings."""
     kind: Literal["read", "write"] = "write" if function == "write" else "read"
     known, settings = names_by_keyword(kind), client_settings(kind)
-    allowed = {*options.__annotations__, *settings} | _OWN
+    allowed = {*options.__annotations__, *settings}
     addresses = [lookupd] if isinstance(lookupd, str) else list(lookupd)
     texts: dict[str, Any] = {"lookupd": ",".join(map(str, addresses))}
-    for name, value in given.items():
+    for name in given:
         if name not in allowed:
-            raise unknown_setting(f"nsqext.arrow.{function}", name, sorted(allowed - _OWN))
+            raise unknown_setting(f"nsqext.arrow.{function}", name, sorted(allowed))
+    for name, value in {**given, **own}.items():
         if name in known:
             texts[known[name]] = _text(name, value)
         else:

@@ -210,7 +210,7 @@ class SourceOptions:
         "latest", read_choice("error", "latest"), of_ranges=True
     )
     read_timeout: float = _option(60.0, read_seconds, name="readTimeoutMs")
-    arrow_batch_rows: int = _option(2000, read_number(1, 1_000_000))
+    arrow_batch_rows: int = _option(2000, read_number(1, 1_000_000), of_ranges=True)
     rdy: int = _option(1000, read_number(1, _MAX_RDY))
 
     @classmethod

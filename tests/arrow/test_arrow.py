@@ -277,12 +277,21 @@ def test_a_wrong_number_of_messages_is_named_as_it_was_given(wrong: Any) -> None
         ({"min_partitions": 3}, "unknown setting 'min_partitions'"),
         ({"reset_channel": True}, "unknown setting 'reset_channel'"),
         ({"max_in_flight": 3}, "unknown setting 'max_in_flight'"),
+        ({"subscribe": "u"}, "unknown setting 'subscribe'"),
+        ({"channel": "ch"}, "unknown setting 'channel'"),
     ],
 )
 def test_unknown_options(options: Any, expected: str) -> None:
     with pytest.raises(UnknownSetting, match=r"nsqext\.arrow\.read") as caught:
         nsqext.arrow.read("t", "127.0.0.1:1", **options)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"read_mode": "offset"}, {"assign": {"u": [0]}}, {"max_offsets_per_trigger": 3}])
+def test_options_that_consume_sets_itself_are_unknown(options: Any) -> None:
+    """They had no effect."""
+    with pytest.raises(UnknownSetting, match=r"nsqext\.arrow\.consume: unknown setting"):
+        nsqext.arrow.consume("t", "ch", "127.0.0.1:1", **options)
 
 
 def test_an_unknown_option_is_not_taken_for_an_internal_one() -> None:

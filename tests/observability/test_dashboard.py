@@ -6,6 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 from weakref import ref
@@ -14,7 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nsqext import Consumer, ConsumerStatistics, Producer, ProducerStatistics
+from nsqext.client.middleware import Handling
 from nsqext.observability.prometheus import Prometheus
+from tests.support.messages import RecordingOwner, make_message
 from tests.support.series import all_series, exported
 
 _FOLDER = files("nsqext.observability")
@@ -93,6 +96,20 @@ _ALARMING = {
 def test_panels_and_rules_show_what_an_operator_has_to_act_on() -> None:
     for text in (json.dumps(_DASHBOARD["panels"]), _RULES):
         assert set(re.findall(r"nsqext_\w+", text)) >= _ALARMING
+
+
+def test_the_rule_for_handlers_counts_calls_on_both_sides() -> None:
+    """A batch is one call of many messages: compared with messages, no batch handler would ever fail enough."""
+    registry = CollectorRegistry()
+    batch = Handling([make_message(RecordingOwner()) for _ in range(100)], "ch", batch=True)
+    with suppress(ValueError), Prometheus(registry).handling(batch):
+        raise ValueError
+    (failed, all_of_them) = re.findall(
+        r"rate\((\w+)\[", _RULES.partition("alert: NsqHandlersFail")[2].partition("for:")[0]
+    )
+    labels = {"topic": batch.messages[0].topic, "channel": "ch"}
+    assert registry.get_sample_value(failed, {**labels, "error": "ValueError"}) == 1
+    assert registry.get_sample_value(all_of_them, labels) == 1
 
 
 def test_legends_name_labels_of_their_series() -> None:

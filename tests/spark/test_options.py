@@ -164,6 +164,7 @@ def test_the_topics_to_read_are_required(given: dict[str, str], expected: str) -
         ({"channel": "c", "readMode": "channel", "maxBytesPerTrigger": "2"}, "maxBytesPerTrigger contradicts readMode"),
         ({"channel": "c", "readMode": "channel", "minPartitions": "2"}, "minPartitions contradicts readMode=channel"),
         ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "resetChannel contradicts readMode=channel"),
+        ({"channel": "c", "readMode": "channel", "arrowBatchRows": "9"}, "arrowBatchRows contradicts readMode=channel"),
     ],
 )
 def test_a_streaming_read_is_refused(change: dict[str, str], expected: str) -> None:

@@ -125,6 +125,7 @@ class OutboxRelay(Relay):
         self._resting: dict[str, float] = {}
         self._alone: set[str] = set()  # topics whose messages are published one by one, to find a refused message
         self._paces: dict[str, Pace] = {}
+        self._stored: dict[int, str] = {}  # identities of published messages that are not deleted yet, by sequence
         self._published = self._failed = self._refused = 0
 
     def statistics(self) -> RelayStatistics:
@@ -267,10 +268,12 @@ class OutboxRelay(Relay):
     async def _publish(self, turn: _Turn, topic: str, rows: Sequence[OutboxRow]) -> None:
         """Publish messages of a topic until the turn ends, and delete them from the outbox."""
         pace = self._paces.setdefault(topic, Pace())
-        left = list(rows)
         alone = topic in self._alone
         self._alone.discard(topic)
         try:
+            stored = [row for row in rows if self._stored.get(row.sequence) == row.identity]
+            await self._delete(stored)  # the database failed when they were stored: they are not published again
+            left = [row for row in rows if row not in stored] if stored else [*rows]
             while left and not self._stopping and anyio.current_time() < turn.until:
                 some = left[:1] if alone else pace.part(left)
                 if not await self._publish_part(turn, topic, some, pace):
@@ -283,16 +286,14 @@ class OutboxRelay(Relay):
         """Publish messages at once; return whether the messages behind them may follow now."""
         began = anyio.current_time()
         failure: NsqError | None = None
-        stored: list[int] = []
+        stored: Sequence[OutboxRow] = ()
         try:
             extend = (await turn.producer.meta(topic)).extend_support
             await turn.producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
-            stored = [row.sequence for row in rows]
+            stored = rows
         except BatchFailed as error:
             stored = [
-                row.sequence
-                for row, outcome in zip(rows, error.outcomes, strict=True)
-                if not isinstance(outcome, NsqError)
+                row for row, outcome in zip(rows, error.outcomes, strict=True) if not isinstance(outcome, NsqError)
             ]
             failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
         except ReceiptsMissing as error:  # its messages would be published again and again
@@ -327,10 +328,14 @@ class OutboxRelay(Relay):
             self._rest(topic, failure, len(rows) - len(stored))
         return False
 
-    async def _delete(self, stored: Sequence[int]) -> None:
+    async def _delete(self, stored: Sequence[OutboxRow]) -> None:
         if stored:
+            sequences = [row.sequence for row in stored]
+            self._stored.update((row.sequence, row.identity) for row in stored)
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._store.delete, stored)
+                await to_thread.run_sync(self._store.delete, sequences)
+            for sequence in sequences:
+                del self._stored[sequence]
             self._published += len(stored)
             self.failure = None
 

@@ -1228,6 +1228,60 @@ async def test_a_relay_ends_without_an_error_when_it_cannot_return_its_leases(
 
 
 @one_database
+async def test_what_was_stored_is_not_published_again_if_the_database_fails_before_its_deletion(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a right is missing, the same messages were published every second."""
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.01)
+    delete, failures = OutboxStore.delete, 3
+
+    def fail(store: OutboxStore, sequences: Sequence[int]) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise sqlite3.OperationalError("locked")
+        delete(store, sequences)
+
+    monkeypatch.setattr(OutboxStore, "delete", fail)
+    bodies = fill(database, "t", 3, 4)
+    producer = Scripted(accept)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer) as relay:
+            await eventually(lambda: failures == 1, _SECONDS)
+            bodies += fill(database, "t", 2, 4)
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+        assert relay.statistics() == (5, 0, 0)
+    assert [body for _, part in producer.calls for body in part] == bodies
+
+
+@one_database
+async def test_another_message_with_the_number_of_a_stored_message_is_published(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a database that was restored, or a replica that has become the primary."""
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.01)
+    delete, restored = OutboxStore.delete, False
+
+    def restore(store: OutboxStore, sequences: Sequence[int]) -> None:
+        nonlocal restored
+        if not restored:
+            restored = True
+            with closing(connect(database)) as connection:
+                connection.execute("UPDATE nsqext_outbox SET identity = 'other', body = 'other'")
+                connection.commit()
+            raise sqlite3.OperationalError("locked")
+        delete(store, sequences)
+
+    monkeypatch.setattr(OutboxStore, "delete", restore)
+    fill(database, "t", 1, 4)
+    producer = Scripted(accept)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer):
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+    assert [part for _, part in producer.calls] == [[b"0 xx"], [b"other"]]
+
+
+@one_database
 async def test_what_was_stored_is_deleted_although_the_relay_is_cancelled(database: str) -> None:
     scope = anyio.CancelScope()
 

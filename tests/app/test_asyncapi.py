@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import jsonschema
@@ -18,6 +18,9 @@ from nsqext.app import Depends, Header, Key, Tag, asyncapi_document, encode_body
 from nsqext.errors import InvalidName, InvalidSetting
 from tests.support.asyncapi import checked
 from tests.support.tables import table
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 ADDRESS = "lookup.example:4161"
 
@@ -153,11 +156,17 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
     def choose(order: Order) -> Bill | int | None:
         return order.number
 
+    @app.handler("sales", "cents")
+    @app.publisher("cents")
+    async def count(message: Message) -> Decimal:
+        raise NotImplementedError
+
     router.publishes("events", Invoice, headers={"user": str}, key=True, tag="new")
     app.include_router(router)
     found = document(app)
     assert {one["channel"]["$ref"] for one in found["operations"].values() if one["action"] == "send"} == {
         "#/channels/bills",
+        "#/channels/cents",
         "#/channels/copies",
         "#/channels/echoes",
         "#/channels/either",
@@ -166,6 +175,7 @@ def test_results_and_declared_topics_are_operations_that_send() -> None:
     messages = found["components"]["messages"]
     assert messages["bills.Bill"]["payload"] == {"$ref": "#/components/schemas/Bill"}
     assert "payload" not in messages["echoes.Message"]
+    assert "payload" not in messages["cents.Message"], "its type is known to the type checker only"
     (either,) = (one["payload"] for name, one in messages.items() if name.startswith("either."))
     assert sorted(either["anyOf"], key=str) == [{"$ref": "#/components/schemas/Bill"}, {"type": "integer"}]
     assert messages["events.Invoice"]["headers"]["required"] == ["user"]

@@ -96,6 +96,15 @@ async def test_a_stop_before_the_first_run_ends_it_and_no_later_one(cluster: Clu
         assert app.health().ready
 
 
+async def test_a_start_returns_when_the_app_was_stopped_before(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topics[0], "ch")(nothing)
+    app.stop()
+    with anyio.fail_after(10):
+        await app.start()
+    assert not app.health().ready
+
+
 async def test_a_start_waits_for_all_consumers(
     cluster: Cluster, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -574,6 +574,21 @@ async def test_the_stored_messages_of_a_batch_that_failed_are_recorded() -> None
             assert [one.body for one in test.published[20:]] == stored
 
 
+async def test_an_app_with_addresses_of_nsqd_is_tested_on_a_cluster(cluster: Cluster) -> None:
+    cluster.create_topic("from_nsqd", channels=["ch"])
+    app = App(nsqd="127.0.0.1:1")
+
+    @app.handler("from_nsqd", "ch")
+    async def copy(body: bytes) -> None:
+        await app.publish("copies", body)
+
+    cluster.create_topic("copies", channels=["ch"])
+    with anyio.fail_after(20):
+        async with app.test(cluster.lookupd) as test:
+            await app.publish("from_nsqd", b"one")
+            assert [one.body for one in await test.wait_published("copies")] == [b"one"]
+
+
 async def test_the_error_of_a_lifespan_fails_a_test_although_another_one_hides_it() -> None:
     """As it ends the app."""
     app = App(NOWHERE)
@@ -585,9 +600,11 @@ async def test_the_error_of_a_lifespan_fails_a_test_although_another_one_hides_i
 
     @app.lifespan
     async def fails(app: App) -> AsyncIterator[None]:
-        yield
-        if broken:
-            raise ValueError("of the lifespan")
+        try:
+            yield
+        finally:
+            if broken:
+                raise ValueError("of the lifespan")
 
     test = app.test()
     for broken in (True, False):

@@ -112,6 +112,7 @@ async def test_a_cancelled_caller_still_waits_for_the_close() -> None:
     assert not owner.running
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_tasks_see_the_context_of_the_task_that_started_them() -> None:
     seen: list[str] = []
 

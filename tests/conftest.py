@@ -129,7 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let the name of a test decide in which order trio runs tasks, so that a failure is the same in each run.
 
-    Another ``NSQEXT_TEST_SEED`` gives another order; trio draws it anew otherwise.
+    Another ``NSQEXT_TEST_SEED`` gives another order; otherwise trio draws it again.
     """
     trio_run._r.seed(os.environ.get("NSQEXT_TEST_SEED", "") + item.nodeid)
 

@@ -485,6 +485,10 @@ _NEEDED = {
     "reject_ordered": "max_attempts=3",
     "key_tags": "dispatch=key_failover",
     "settle_timeout": "on_unknown=settle",
+    "compression_min": "compression=gzip",
+    "redelivery_wait": "key=user",
+    "gap_wait": "key=user",
+    "settle_wait": "key=user",
 }
 """Settings without which another one is not valid."""
 

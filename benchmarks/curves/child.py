@@ -19,6 +19,7 @@ import anyio
 import nsqext
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.settings import ProducerSettings
     from nsqext.protocol.client.body_compression import Codec
 
 __all__ = ("VARIANTS", "child", "rss")
@@ -125,7 +126,8 @@ async def publish_compressed(address: str, codec: Codec, size: int, amount: int)
     """Publish compressible bodies; µs of CPU per message."""
     half = size // _HALF_RANDOM
     body = os.urandom(half) + b"x" * (size - half)
-    async with nsqext.Producer(address.removeprefix("http://"), compression=codec, compression_min=1) as producer:
+    settings: ProducerSettings = {} if codec == "none" else {"compression": codec, "compression_min": 1}
+    async with nsqext.Producer(address.removeprefix("http://"), **settings) as producer:
         await producer.publish("ext", body)
         began = time.process_time()
         for _ in range(amount):

@@ -26,7 +26,7 @@ from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.options import OF_LANES, ConsumerOptions
 from nsqext.client.consumer.typed.body import encode_body
 from nsqext.client.middleware import (
     Middleware,
@@ -43,6 +43,7 @@ from nsqext.client.tasks import BackgroundTasks, Runnable, first_error
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.protocol.identify import KEY_FAILOVER
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
@@ -96,7 +97,7 @@ class App(Router, Runnable):
         self._stopping = anyio.Event()
         self._started = anyio.Event()
         self._ended = anyio.Event()
-        self._consumer_options({})  # raises for invalid settings
+        self._consumer_options({"key": self._given.values.get("key", KEY_HEADER)})  # raises for invalid settings
         self._make_clients()
 
     def __repr__(self) -> str:
@@ -114,7 +115,8 @@ class App(Router, Runnable):
         ``app.producer.settings``.
         """
         own = consumer_schema().effective(self._consumer_options({}))
-        return MappingProxyType({**self._producer.settings, **own})
+        given = {name: value for name, value in self._given.values.items() if name in OF_LANES}  # for keyed handlers
+        return MappingProxyType({**self._producer.settings, **own, **given})
 
     @property
     def producer(self) -> Producer:
@@ -170,9 +172,11 @@ class App(Router, Runnable):
             # a handler that never rejects ignores the app's treatment of rejected messages
             values = {name: value for name, value in values.items() if name not in ("dead_letter", "reject_ordered")}
         values = {**values, **handler}
-        if values.get("dispatch") != KEY_FAILOVER and "key_tags" not in handler:
-            values.pop("key_tags", None)  # of the app's producer, for handlers that share keys
-        return values
+        # of the app's producer, and for the handlers that need them
+        unneeded = set[str]() if values.get("dispatch") == KEY_FAILOVER else {"key_tags"}
+        if unneeded and values.get("key") is None:
+            unneeded |= OF_LANES.keys()
+        return {name: value for name, value in values.items() if name in handler or name not in unneeded}
 
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
         return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))

@@ -209,6 +209,16 @@ async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
     app.handler("orders", "ch", dispatch="key_failover")(nothing)
     app.handler("orders", "other")(nothing)
     assert [one.settings["key_tags"] for one in app.consumers] == [4, None]
+    app = App("127.0.0.1:1", settle_wait=1.0)
+    app.handler("orders", "ch", key="customer")(nothing)
+    app.handler("orders", "other")(nothing)
+    app.handler("orders", "third", dispatch="key_failover", settle_wait=2.0)(nothing)
+    assert app.settings["settle_wait"] == 1.0
+    assert [one.settings["settle_wait"] for one in app.consumers] == [1.0, 0.2, 2.0]
+    with pytest.raises(InvalidSetting, match="settle_wait=-1 is not a time"):
+        App("127.0.0.1:1", settle_wait=-1)
+    with pytest.raises(InvalidSetting, match="settle_wait has no effect without key or dispatch='key_failover'"):
+        app.handler("orders", "fourth", settle_wait=2.0)(nothing)
 
 
 async def test_options_that_would_be_ignored_are_refused() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 DELAY_TOPIC = "delayed"
+COMPRESSION_MIN = 20_480
 _KEY_HASH = "murmur3"
 _MAX_RETRY_WAIT = 1.0
 _MOST_TOPICS = 4096  # topics whose options are kept
@@ -45,7 +46,7 @@ class ProducerOptions:
     key_hash: str | KeyHash = _KEY_HASH
     key_tags: int | None = None
     compression: Compression = "none"
-    compression_min: int = 20_480
+    compression_min: int = COMPRESSION_MIN
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     max_batch_size: int = DEFAULT_MAX_BODY_SIZE
     max_batch_count: int = 10_000

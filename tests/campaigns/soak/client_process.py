@@ -180,7 +180,7 @@ class ClientProcess:
             "backoff": "off",
             "max_reconnect_wait": 1.0,
             "request_timeout": self.settings.request_timeout,
-            **_WAIT_FOR_ORDER,
+            **(_WAIT_FOR_ORDER if kind in ("lanes", "key_failover") else {}),
         }
         name = self.settings.topics[topic]
         consumer = Consumer(name, channel, lookupd=self.settings.lookupd, **options, **settings)

@@ -9,6 +9,7 @@ import pytest
 from nsqext import ExtFilter, Position
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
 from nsqext.errors import InvalidInput
+from nsqext.protocol.identify import KEY_FAILOVER
 
 
 class _Looked:
@@ -110,6 +111,15 @@ def test_invalid_settings_are_refused_by_their_name() -> None:
         with pytest.raises(InvalidInput) as caught:
             kind(**members)
         assert any(word in str(caught.value) for word in (*members, "partition ", "topic name ")), members
+
+
+@pytest.mark.parametrize("name", ["redelivery_wait", "gap_wait", "settle_wait"])
+def test_waits_for_the_order_of_keys_need_keys(name: str) -> None:
+    delivery = DeliveryOptions(**{name: 1.0})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=f"^{name} has no effect without key or dispatch='key_failover'"):
+        ConsumerOptions(delivery=delivery, dispatch="shared")
+    assert ConsumerOptions(delivery=delivery, key="k").delivery is delivery
+    assert ConsumerOptions(delivery=delivery, dispatch=KEY_FAILOVER).delivery is delivery
 
 
 @pytest.mark.parametrize("name", ["tag", "ext_filter"])

@@ -41,6 +41,13 @@ def test_outcomes_are_settled_with_lookup_only() -> None:
         Producer(nsqd="n:1", on_unknown="settle")
 
 
+def test_a_size_for_compression_needs_compression() -> None:
+    for compression in ("none", {"orders": "none"}):
+        with pytest.raises(InvalidSetting, match="compression_min has no effect without compression"):
+            Producer("127.0.0.1:1", compression=compression, compression_min=100)  # type: ignore[arg-type]
+    Producer("127.0.0.1:1", compression={"orders": "gzip", "logs": "none"}, compression_min=100)
+
+
 def test_middleware_knows_its_producer() -> None:
     attached: list[object] = []
 

@@ -17,7 +17,7 @@ from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed, escaped
+from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed, OperationNotSupported, escaped
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 
@@ -43,6 +43,8 @@ class PartitionRanges:
 async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
     """Return the ranges of every partition."""
     info = await admin.topic(topic)
+    if info.generation == "original":
+        raise OperationNotSupported("the original NSQ has no key ranges", topic=topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
     try:
         stats = await admin.stats(topic, channel)

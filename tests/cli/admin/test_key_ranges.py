@@ -15,7 +15,7 @@ from nsqext.admin import KeyRange
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.admin.key_ranges import PartitionRanges, look, make_table
-from nsqext.errors import InvalidSetting, LookupFailed
+from nsqext.errors import InvalidSetting, LookupFailed, OperationNotSupported
 from nsqext.errors.server import BadChannel
 from tests.support import plain_http
 
@@ -73,6 +73,14 @@ async def test_other_channels_are_refused(cluster: Cluster) -> None:
         async with Consumer("plain", "ch", lookupd=cluster.lookupd):
             with pytest.raises(InvalidSetting, match="is not of type key_failover"):
                 await look(admin, "plain", "ch")
+
+
+async def test_the_original_nsq_has_no_key_ranges() -> None:
+    with Cluster(nodes=1, generation="original") as cluster:
+        cluster.create_topic("orders", channels=["ch"])
+        async with Admin(cluster.lookupd) as admin:
+            with pytest.raises(OperationNotSupported, match="the original NSQ has no key ranges"):
+                await look(admin, "orders", "ch")
 
 
 async def test_a_partition_without_leader_is_shown() -> None:

@@ -9,7 +9,12 @@ from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
-    from nsqext.admin import Admin, ChannelStats
+    from collections.abc import Iterable, Mapping
+
+    from nsqext.admin import Admin, ChannelStats, TopicStats
+
+_COLUMNS = ("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped")
+_LACKS = ("unreachable", "missing")
 
 app: CommandGroup = CommandGroup()
 
@@ -32,6 +37,21 @@ def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
     }
 
 
+def lacking(topic: TopicStats) -> dict[str, list[Any]]:
+    """Return the nodes and partitions that reported nothing, as members of a record; its sums exclude them."""
+    lacks: dict[str, list[Any]] = {
+        "unreachable": [str(node) for node in topic.unreachable],
+        "missing": list(topic.missing or ()),
+    }
+    return {name: found for name, found in lacks.items() if found}
+
+
+def table_columns(columns: tuple[str, ...], records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the columns of a table; members of `lacking` are added if a record has them."""
+    present = {name for record in records for name in record}
+    return (*columns, *(name for name in _LACKS if name in present))
+
+
 @app.command("list")
 @examples("nsqext channel list orders", "nsqext channel list orders --json | jq 'select(.lag > 1000)'")
 @command
@@ -40,10 +60,11 @@ async def list_channels(connection: ServerAccess, topic: Topic) -> None:
     async with connection.admin() as admin:
         stats = await admin.stats(topic)
         names = await admin.channels(topic)
-    records = [channel_record(topic, one) for one in stats.channels.values()]
+    lacks = lacking(stats)
+    records = [channel_record(topic, one) | lacks for one in stats.channels.values()]
     # a channel that no node has opened has no statistics
-    records += [{"topic": topic, "channel": name} for name in names if name not in stats.channels]
-    connection.table(("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped"), records)
+    records += [{"topic": topic, "channel": name, **lacks} for name in names if name not in stats.channels]
+    connection.table(table_columns(_COLUMNS, records), records)
 
 
 @app.command("create")

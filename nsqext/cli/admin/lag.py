@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 
-from nsqext.cli.admin.channel import channel_record
-from nsqext.cli.admin.stats import INTERVAL, lacking, look, stats_table, table_columns
+from nsqext.cli.admin.channel import channel_record, lacking, table_columns
+from nsqext.cli.admin.stats import INTERVAL, look, stats_table
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 from attrs import define, evolve
 
-from nsqext.cli.admin.channel import channel_record
+from nsqext.cli.admin.channel import channel_record, lacking, table_columns
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
@@ -24,7 +24,7 @@ from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.live import Live
@@ -35,7 +35,6 @@ COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "message
 
 INTERVAL = 2.0
 """Seconds between refreshes, by default."""
-_LACKS = ("unreachable", "missing")
 
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
@@ -51,21 +50,6 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
             record["paused"] = record["paused"] or topic.paused
             records.append(record | lacks)
     return rates.add(records)
-
-
-def lacking(topic: TopicStats) -> dict[str, list[Any]]:
-    """Return the nodes and partitions that reported nothing, as members of a record; its sums exclude them."""
-    lacks: dict[str, list[Any]] = {
-        "unreachable": [str(node) for node in topic.unreachable],
-        "missing": list(topic.missing or ()),
-    }
-    return {name: found for name, found in lacks.items() if found}
-
-
-def table_columns(columns: tuple[str, ...], records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of a table; members of `lacking` are added if a record has them."""
-    present = {name for record in records for name in record}
-    return (*columns, *(name for name in _LACKS if name in present))
 
 
 def stats_table(columns: tuple[str, ...], records: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:

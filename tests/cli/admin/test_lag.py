@@ -88,6 +88,7 @@ def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
             assert found.stderr == b"the lag of orders/billing is not known: no node leads partition 1\n"
             (record,) = lines("stats", *words, *where[:2])
             assert record["missing"] == [1]
+        assert [one["missing"] for one in lines("channel", "list", "orders", *where[:2])] == [[1]]
         with Terminal("stats", *where[:2]) as terminal:
             assert terminal.end() == 0
         assert "missing" in terminal.shown

@@ -217,6 +217,12 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
             hint = f"publishes are refused: nsqext channel create {name} default"
             findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
         if name in stats:
+            reported = {part.partition for part in stats[name].partitions}
+            for number, leader in info.leaders.items():
+                if number not in reported and leader not in stats[name].unreachable:
+                    text = f"partition {number} is not reported by {leader}, its leader"
+                    hint = "repeat it: the leader may have moved just now; otherwise read the log of the node"
+                    findings.append(Finding("error", f"topic {name}", text, hint))
             findings += _examine_channels(stats[name])
     if len(findings) == before:
         findings.append(Finding("ok", "topics", f"{len(topics)}, every partition has a leader"))

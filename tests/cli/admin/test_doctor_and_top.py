@@ -176,6 +176,27 @@ def test_check_fails_for_a_partition_that_its_leader_does_not_report(
     assert f"partition 0 is not reported by {leader}, its leader" in capsys.readouterr().out
 
 
+def test_the_doctor_finds_a_partition_that_its_leader_does_not_report(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, count = make_topic(cluster, "billing"), Admin.all_stats
+
+    async def all_stats(admin: Admin) -> dict[str, TopicStats]:
+        found = await count(admin)
+        return {**found, topic: evolve(found[topic], partitions=())}
+
+    monkeypatch.setattr(Admin, "all_stats", all_stats)
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--lookupd", cluster.lookupd[0]])
+    assert end.value.code == 1
+    (error,) = (one for one in map(json.loads, capsys.readouterr().out.splitlines()) if one["status"] == "error")
+    leader = cluster.nodes[cluster.leader(topic, 0)].tcp
+    assert (error["subject"], error["text"]) == (
+        f"topic {topic}",
+        f"partition 0 is not reported by {leader}, its leader",
+    )
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """A server that accepts connections and never responds."""

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _numbers = count(time.time_ns())
 _MOST_ATTEMPTS = 2**16 - 1  # servers count no more
 _MESSAGE_SIZE = 1000  # bytes between two messages in a test's log
-# by topic, channel and partition: a channel's next offset, which stays while a handler in order fails
+# a channel's next offset, by topic, channel and partition; it stays while a handler with ordered=True fails
 _offsets: defaultdict[tuple[str, str, int], int] = defaultdict(time.time_ns)
 
 
@@ -289,10 +289,12 @@ class AppTest:
     ) -> list[object]:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
-        As on topics with extend support, the handlers of a channel with the message's tag are called, or without any
-        the handlers without a tag; those with ``partitions`` receive messages of these, and those with ``ext_filter``
-        messages that match, which needs the extra ``broker``. Ids and offsets are unique in a process, but in order a
-        message follows a failed one at its offset; a header ``nsqext_id`` stands for a message that an inbox knows.
+        On each channel, as on topics with extend support, the handlers with the message's tag are called, or the
+        handlers without a tag if no handler has this tag. A handler with ``partitions`` receives messages of these
+        partitions, a handler with ``ext_filter`` messages that match, which needs the extra ``broker``.
+
+        Ids and offsets are unique in a process. With ``ordered=True`` a message has the offset of the failed message
+        before it. Messages with equal headers ``nsqext_id`` are one message to an inbox.
 
         Args:
             value: the body, see `nsqext.app.encode_body`.

@@ -4,8 +4,8 @@ A command's module is imported when the command is called. It has a function wit
 commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`` and ``nsqlookupd`` have the original
 programs' flags.
 
-Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
-^C; 143 SIGTERM before the end that ``--until-end`` waits for.
+Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 3 an
+app that cannot start; 130 ^C; 143 SIGTERM before the end that ``--until-end`` waits for.
 """
 
 from __future__ import annotations

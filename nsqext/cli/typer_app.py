@@ -24,9 +24,9 @@ First steps: `nsqext broker --web` runs a cluster with a web page, and prints co
 
 `nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of these two programs.
 
-Exit codes: 0 success; 1 a check failed, no message was found, or a server could not start; 2 any other error;
-130 ended by ^C, except for tail, record, relay, run and the servers, which drain and exit with 0. A signal
-before the end that --until-end waits for: 128 and its number.
+Exit codes: 0 success; 1 a check failed, no message was found, or a server could not start; 3 the app of `nsqext run`
+could not start; 2 any other error. 130 ended by ^C, except for tail, record, relays, run and the servers, which drain
+and exit with 0. A signal before the end that --until-end waits for: 128 and its number.
 """
 
 _PANELS = {
@@ -90,7 +90,7 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
 
 
 def _add_options(app: typer.Typer, version: Any) -> None:
-    """Add the options before a command; while it completes, typer adds those of completion."""
+    """Add the options before a command; typer adds the options of completion while the shell completes."""
     if COMPLETE in os.environ:
 
         @app.callback()

@@ -198,7 +198,7 @@ def simulate(
     Raises:
         SimulationFailed: the scenario raised; with the necessary faults.
         InvalidSetting: an argument is not valid, or would have no effect: ``faults`` of a scenario that never injects
-            them, a chosen kind of faults without effect in any run, no seed.
+            them, a chosen kind of faults that was drawn and had no effect in any run, no seed.
         InvalidState: called in an event loop.
     """
     _check_no_loop()

@@ -26,7 +26,7 @@ from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.options import OF_LANES, ConsumerOptions
+from nsqext.client.consumer.options import LANE_WAITS, ConsumerOptions
 from nsqext.client.consumer.typed.body import encode_body
 from nsqext.client.middleware import (
     Middleware,
@@ -115,7 +115,7 @@ class App(Router, Runnable):
         ``app.producer.settings``.
         """
         own = consumer_schema().effective(self._consumer_options({}))
-        given = {name: value for name, value in self._given.values.items() if name in OF_LANES}  # for keyed handlers
+        given = {name: value for name, value in self._given.values.items() if name in LANE_WAITS}  # for keyed handlers
         return MappingProxyType({**self._producer.settings, **own, **given})
 
     @property
@@ -175,7 +175,7 @@ class App(Router, Runnable):
         # of the app's producer, and for the handlers that need them
         unneeded = set[str]() if values.get("dispatch") == KEY_FAILOVER else {"key_tags"}
         if unneeded and values.get("key") is None:
-            unneeded |= OF_LANES.keys()
+            unneeded |= LANE_WAITS.keys()
         return {name: value for name, value in values.items() if name in handler or name not in unneeded}
 
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:

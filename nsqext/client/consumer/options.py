@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_RECONNECT_WAIT = 5.0
 
-OF_LANES = {"redelivery_wait": 60.0, "gap_wait": 5.0, "settle_wait": 0.2}
+LANE_WAITS = {"redelivery_wait": 60.0, "gap_wait": 5.0, "settle_wait": 0.2}
 """Settings of the order of keys, with their defaults."""
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
@@ -127,9 +127,9 @@ class DeliveryOptions:
     decompress: bool = True
     max_unpacked_bytes: int = 128 << 20
     block_warning: float = 1.0
-    redelivery_wait: float = OF_LANES["redelivery_wait"]
-    gap_wait: float = OF_LANES["gap_wait"]
-    settle_wait: float = OF_LANES["settle_wait"]
+    redelivery_wait: float = LANE_WAITS["redelivery_wait"]
+    gap_wait: float = LANE_WAITS["gap_wait"]
+    settle_wait: float = LANE_WAITS["settle_wait"]
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -205,7 +205,7 @@ class ConsumerOptions:
         bound = self.max_reconnect_wait
         check_wait("reconnect_wait", self.reconnect_wait, "max_reconnect_wait", bound, _MAX_RECONNECT_WAIT)
         check_groups(self)
-        for name, default in OF_LANES.items() if self.lanes is None else ():
+        for name, default in LANE_WAITS.items() if self.lanes is None else ():
             if getattr(self.delivery, name) != default:
                 raise InvalidSetting(f"{name} has no effect without key or dispatch='key_failover'")
 

@@ -454,7 +454,8 @@ async def test_requests_of_an_operator() -> None:
     info = (await web.get("/info")).json()["data"]
     assert (info["tcp_port"], info["http_port"], info["ha_support"]) == (4150, 4151, True)
     assert (await web.get("/serverstats")).json()["health"] == "OK"
-    assert _status(await web.get("/coordinator/stats")) == (500, '{"message":"Coordinator is disabled."}')
+    for query in ("", "?partition=x"):
+        assert _status(await web.get(f"/coordinator/stats{query}")) == (500, '{"message":"Coordinator is disabled."}')
     node.coordinator_stats = lambda topic, partition: {topic: partition}
     assert (await web.get("/coordinator/stats?topic=t&partition=3")).json() == {"t": 3}
     assert (await web.get("/coordinator/stats?topic=t")).json() == {"t": -1}

@@ -34,10 +34,9 @@ class AdminRoutes(RequestArgs):
         return self.health() | {"server_pub_failed": self.node.publish_failed}
 
     def coordinator_stats(self, call: Call) -> object:
-        topic, partition = call.arg("topic"), call.number("partition", "INVALID_REQUEST", default="-1")
         if self.node.coordinator_stats is None:
             raise HttpFault(500, "Coordinator is disabled.")
-        return self.node.coordinator_stats(topic, partition)
+        return self.node.coordinator_stats(call.arg("topic"), call.number("partition", "INVALID_REQUEST", default="-1"))
 
     def disable_write(self, call: Call) -> None:
         kind = call.arg("type")

@@ -142,7 +142,8 @@ class HandlerSettings(TypedDict, total=False):
     """Largest random change of the delay, as a share of it, below 1."""
     max_attempts: int
     """A message that has failed this many times is sent to the dead letters and finished; without ``dead_letter`` it is
-    dropped, of which the starting consumer warns. 0 for never.
+    dropped, of which the starting consumer warns. 0 for never. Each delivery counts, whatever ended it: `Requeue`, a
+    timeout, or a consumer of the original NSQ that closed. A message that was delivered more often is not handled.
     """
     dead_letter: str | DeadLetterHook | None
     """Topic of the dead letters, or a coroutine function of message and error (None if earlier consumers used up the

@@ -90,11 +90,14 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
     """Publish dead letters until no message arrives for ``idle`` seconds; return their number."""
     count = 0
     refused: dict[bytes, NsqError] = {}  # dead letters that stay in flight, by id
+    end = anyio.current_time() + idle
     while len(refused) < _MOST_REFUSED:
-        with anyio.move_on_after(idle) as scope:
+        with anyio.move_on_after(end - anyio.current_time()) as scope:
             message = await anext(consumer)
         if scope.cancelled_caught:
             break
+        if message.id in refused:  # it has timed out, and is in flight again
+            continue
         try:
             await _publish(producer, message)
         except (InvalidInput, TopicNotFound, ServerError) as error:
@@ -105,6 +108,7 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
         else:
             await message.finish()
             count += 1
+        end = anyio.current_time() + idle
     if refused:
         first = next(iter(refused.values()))
         unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""

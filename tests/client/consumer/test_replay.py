@@ -10,11 +10,12 @@ import pytest
 
 from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
-from nsqext.client.consumer.replay import check_complete
+from nsqext.client.consumer.replay import _replay, check_complete
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import TopicMeta
 from tests.support.consumers import publish, quick
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext import Lookup
@@ -98,6 +99,26 @@ async def test_what_cannot_be_replayed_stays_and_holds_no_other_back() -> None:
             async with Consumer(topic, channel, lookupd=cluster.lookupd, **quick()) as consumer:
                 bodies[topic] = {(await anext(consumer)).body for _ in range(count)}
     assert bodies == {"orders": {b"orders"}, "dead": {b"no dead letter", b"gone", b"not a name"}}
+
+
+class _Redelivering:
+    """A consumer that receives one message again and again."""
+
+    max_in_flight = 1
+
+    def __init__(self) -> None:
+        self._message = make_message(RecordingOwner())
+
+    async def __anext__(self) -> Message:
+        await anyio.sleep(0.01)
+        return self._message
+
+
+async def test_a_replay_ends_although_what_it_refused_times_out_and_is_delivered_again() -> None:
+    consumer = cast("Consumer", _Redelivering())
+    lookup, producer = cast("Lookup", None), cast("Producer", None)
+    with anyio.fail_after(10), pytest.raises(InvalidInput, match="1 of 1 dead letters were not replayed; "):
+        await _replay(lookup, producer, consumer, "dead", 0.2)
 
 
 async def test_a_replay_that_gives_up_says_that_it_has_not_read_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ _VERSION = re.compile(rb"HTTP/(\d)\.(\d)")
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _HOST = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=:\[\]%]*")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _END = re.compile(rb"\n\r?\n")
 _LONGEST_END = 3
 _MAX_LENGTH = 1 << 63
@@ -65,6 +66,9 @@ def checked_head(head: bytes) -> bytes:
     method, target, (major, minor) = _read_line(line)
     if lines and lines[0][:1] in (b" ", b"\t"):
         raise HeadRefused(BAD_REQUEST)  # it continues no header
+    if _CONTROL.search(b" ".join(lines)):
+        raise HeadRefused(BAD_REQUEST)
+    lines = _unfolded(lines)
     headers = [_split(line) for line in lines]
     dropped = _check_framing(headers, chunks=(major, minor) >= (1, 1))
     if sum(name == b"host" for name, _ in headers) > 1:
@@ -90,6 +94,17 @@ def _read_line(line: bytes) -> tuple[bytes, bytes, tuple[int, int]]:
     if number is None or _TOKEN.fullmatch(method) is None:
         raise HeadRefused(BAD_REQUEST)
     return method, _path(method, target), (int(number[1]), int(number[2]))
+
+
+def _unfolded(lines: list[bytes]) -> list[bytes]:
+    """Join lines that continue a header with its first line."""
+    found: list[bytes] = []
+    for line in lines:
+        if line[:1] in (b" ", b"\t"):
+            found[-1] += b" " + line.strip(b" \t")
+        else:
+            found.append(line)
+    return found
 
 
 def _split(line: bytes) -> Header:
@@ -130,8 +145,7 @@ def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         raise HeadRefused(refusal(400, "malformed Host header"))
     for name, _ in headers:
-        continues_another = name[:1] in (b" ", b"\t")
-        if not continues_another and b" " in name and _TOKEN.fullmatch(name.replace(b" ", b"")):
+        if b" " in name and _TOKEN.fullmatch(name.replace(b" ", b"")):
             raise HeadRefused(refusal(400, "invalid header name"))
     expected = b",".join(value for name, value in headers if name == b"expect").lower()
     if expected and b"100-continue" not in map(bytes.strip, expected.split(b",")):

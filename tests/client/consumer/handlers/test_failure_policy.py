@@ -110,6 +110,17 @@ async def test_dead_letters_that_fail_lose_nothing() -> None:
     assert owner.commands == ["REQ 1 0!"]
 
 
+async def test_a_message_that_a_failing_function_for_dead_letters_has_answered_is_not_requeued() -> None:
+    async def answer(message: Message, error: Exception | None) -> None:
+        message.finish_now()
+        raise OSError("no")
+
+    owner = RecordingOwner()
+    policy = FailurePolicy(FailureOptions(max_attempts=1), answer, EarlyMessages, RejectedCounts())
+    await policy.failed(make_message(owner), ValueError("refused"))
+    assert owner.commands == ["FIN 1"]
+
+
 async def test_without_dead_letters_a_message_is_dropped_and_the_log_names_it(caplog: pytest.LogCaptureFixture) -> None:
     owner, counts = RecordingOwner(), RejectedCounts()
     policy = make_policy(counts=counts, max_attempts=2)

@@ -153,9 +153,9 @@ async def test_expired_messages_are_not_handed_out() -> None:
 @pytest.mark.usefixtures("still")
 async def test_a_message_waits_for_the_budget_of_unpacked_bytes() -> None:
     bench, budget = Bench(), UnpackBudget(10)
-    one, two = bench.message(1), bench.message(2)
-    one.budget = two.budget = budget
-    bench.put(one, two)
+    one, two, three = (bench.message(number) for number in (1, 2, 3))
+    one.budget = two.budget = three.budget = budget
+    bench.put(one, two, three)
     assert await bench.subject.next() is one
     bench.calls.clear()
     assert await bench.result(bench.subject.next, lambda: budget.release(one)) is two

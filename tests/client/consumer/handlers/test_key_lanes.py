@@ -353,13 +353,14 @@ def _take(bench: Bench, batches: _Batches, *bodies: str) -> list[Message]:
     return batches.take(10)
 
 
-def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it() -> None:
+@pytest.mark.parametrize("delays", [(30.0, 5.0), (5.0, 30.0)])
+def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it(delays: tuple[float, float]) -> None:
     bench = Bench()
     batches = _Batches(bench)
     first, second, third, fourth = _take(bench, batches, "a1", "a2", "a3", "a4")
     first.finish_now()
-    second.requeue_now(30.0, backoff=False)
-    fourth.requeue_now(5.0, backoff=False)
+    for message, delay in zip((second, fourth), delays, strict=True):
+        message.requeue_now(delay, backoff=False)
     assert batches.held_back() == {third}
     batches.end()
     bench.put("a5")

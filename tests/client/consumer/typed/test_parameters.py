@@ -64,6 +64,11 @@ async def test_parameters_in_any_order_and_of_any_kind() -> None:
     async def defaults_between(order: Order, flag: bool = True, more: int = 2, key: Key = None, /) -> object:
         return order, flag, more, key
 
+    async def defaults_before_two(
+        order: Order, flag: bool = True, key: Key = None, more: int = 2, tag: Tag = None, /
+    ) -> object:
+        return order, flag, key, more, tag
+
     async def message_first(message, order: Order) -> object:  # type: ignore[no-untyped-def]
         return message.key, order
 
@@ -80,6 +85,7 @@ async def test_parameters_in_any_order_and_of_any_kind() -> None:
     assert await result(plan_call(default_between)) == (seven, True, "k", 5)
     assert await result(plan_call(default_behind)) == (seven, "k", True)
     assert await result(plan_call(defaults_between)) == (seven, True, 2, "k")
+    assert await result(plan_call(defaults_before_two)) == (seven, True, "k", 2, "red")
     assert await result(plan_call(message_first)) == ("k", seven)
     assert await result(plan_call(message_last)) == (seven, "k")
     assert await result(plan_call(raw)) == (b'{"id": 7}', {"user": "ann", "count": "3"})

@@ -40,6 +40,19 @@ def test_the_wait_for_an_unseen_message_passes_only_while_the_server_can_deliver
     assert bench.rows() == {"a": ["a1", "a3"]}
 
 
+def test_the_wait_for_an_unseen_message_begins_again_on_each_connection() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    for pause in (4.0, 2.0):
+        cut(bench)
+        bench.put_at(3)
+        bench.wait(pause)
+        assert bench.rows() == {"a": ["a1"]}
+    bench.wait(3.1)
+    assert bench.rows() == {"a": ["a1", "a3"]}
+
+
 @pytest.mark.parametrize(("ready", "others", "ends"), [(2, 1, True), (3, 2, False), (4, 2, True)])
 def test_the_wait_for_a_lost_message_passes_unless_other_keys_use_up_rdy(ready: int, others: int, ends: bool) -> None:
     bench = Bench(1)

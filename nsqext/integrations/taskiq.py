@@ -167,9 +167,8 @@ class NsqBroker(AsyncBroker):
             raise InvalidState("the broker listens already", hint="create one broker for each worker process")
         self._listening = True
         await self._consumer.start()
-        early: list[
-            tuple[float, Message]
-        ] = []  # of ordered topics, with the time when they are due (monotonic seconds)
+        # tasks of ordered topics that are not due, with the monotonic time when they are
+        early: list[tuple[float, Message]] = []
         try:
             while True:
                 now = time.monotonic()

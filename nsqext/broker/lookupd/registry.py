@@ -207,9 +207,9 @@ class LookupSession:
         return b"OK"
 
     def _identify(self, peer: PeerInfo) -> bytes:
-        told = {"remote_address": self.remote} | asdict(peer)
-        del told["distributed_id"]  # nodes of clusters do not register by TCP
-        members = {name: told[name] for name in NODE_MEMBERS} | told
+        sent = {"remote_address": self.remote} | asdict(peer)
+        del sent["distributed_id"]  # nodes of clusters do not register by TCP
+        members = {name: sent[name] for name in NODE_MEMBERS} | sent
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",

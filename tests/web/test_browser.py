@@ -258,6 +258,22 @@ def test_live_becomes_stale_while_lookup_is_down(driver: Chrome) -> None:
         driver.get("about:blank")
 
 
+def test_a_stream_that_was_refused_is_opened_again(driver: Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser repeats a lost connection by itself, and no request that was answered with an error."""
+    with Cluster(nodes=1) as cluster, ExitStack() as stack:
+        address = stack.enter_context(served(WebPage(cluster.lookupd), Address("127.0.0.1", 0)))
+        browser = Browser(driver, f"http://{address}")
+        with monkeypatch.context() as full:
+            full.setattr("nsqext.web.app._MOST_STREAMS", 0)
+            browser.open("/")
+            browser.wait(lambda: browser.script("document.getElementById('state').innerText") == "no connection")
+        cluster.create_topic("orders", channels=["ch"])
+        browser.wait(lambda: browser.row("orders"))
+        assert browser.script("document.getElementById('state').innerText") == "live"
+        browser.errors()  # of the refused stream
+        driver.get("about:blank")
+
+
 def test_a_page_that_lookup_could_not_fill_is_loaded_again(driver: Chrome) -> None:
     with Cluster(nodes=1) as cluster, ExitStack() as stack:
         cluster.create_topic("orders", channels=["ch"])

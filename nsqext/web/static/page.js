@@ -65,7 +65,11 @@
   function open() {
     events = new EventSource(location.pathname + location.search);
     events.onopen = () => showAge() || show("live", "");
-    events.onerror = () => show("no connection", "lost");
+    events.onerror = () => {
+      show("no connection", "lost");
+      // a browser does not repeat a request that was answered with an error, such as 502 of a proxy
+      if (events.readyState === EventSource.CLOSED) setTimeout(reopen, 2000);
+    };
     events.onmessage = (event) => {
       const fresh = document.createElement("template");
       fresh.innerHTML = JSON.parse(event.data);
@@ -74,6 +78,7 @@
     };
     events.addEventListener("gone", (event) => show(JSON.parse(event.data), "lost"));
   }
+  const reopen = () => events && events.readyState === EventSource.CLOSED && open();
   hold.onclick = () => {
     if (events) {
       events.close();

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidInput, InvalidSetting, NsqError, OperationNotSupported
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, OperationNotSupported, ReceiptsMissing
 from nsqext.errors.server import BadBody, BadMessage, BadTag, BadTopic, ExtendRefused, InvalidJsonHeader, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Relay:
 
         Raises:
             InvalidSetting: the producer's ``timeout`` is infinite.
-            InvalidState: the store was closed.
+            InvalidState: the store was closed, or middleware drops messages or their receipts.
             Exception: an error of an outbox's database that is final; see `nsqext.transactions.outages`.
         """
         try:
@@ -115,6 +115,15 @@ class Relay:
     def stop(self) -> None:
         """Begin no further publish; `run` returns when the outcomes of running publishes are recorded."""
         self._stopping = True
+
+
+def without_receipts(error: ReceiptsMissing, store: str, command: str) -> InvalidState:
+    """Return the error of a relay whose messages its middleware drops: it would publish them again and again."""
+    return InvalidState(
+        f"middleware drops messages of {store}, or their receipts: {error.message}",
+        topic=error.topic,
+        hint=f"run the relay in an app without it, or with nsqext {command}",
+    )
 
 
 def check_on_disk(database: sqlite3.Connection, name: str) -> None:

@@ -14,10 +14,10 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 from attrs import frozen
 
-from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
+from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message, without_receipts
 from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
-from nsqext.errors import InvalidState, NsqError, ProtocolError
+from nsqext.errors import InvalidState, NsqError, ProtocolError, ReceiptsMissing
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, DelayRecord, decode_delay
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import check_channel, check_topic
@@ -110,6 +110,7 @@ class DelayRelay(Relay):
         self._failing = self._full = 0.0
         self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
         self._stored = self._failed = self._refused = 0
+        self._ended: InvalidState | None = None  # why it cannot continue
 
     def statistics(self) -> DelayStatistics:
         """Return what the relay has done since it was made."""
@@ -139,6 +140,7 @@ class DelayRelay(Relay):
             register(partial(self._add, kind=kind))
 
     async def _run(self, producer: Producer) -> None:
+        self._ended = None
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._forget_old)
@@ -150,6 +152,8 @@ class DelayRelay(Relay):
                 self._store.take(published, 0, time.time(), 0.0)
             except sqlite3.OperationalError as error:
                 logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
+        if self._ended is not None:
+            raise self._ended
 
     def stop(self) -> None:
         """Publish nothing more: `run` returns as soon as what is being published is recorded in the store."""
@@ -268,6 +272,10 @@ class DelayRelay(Relay):
                 self._published.append(message.identity)
                 self._stored += 1
                 self.failure = None
+        except ReceiptsMissing as error:
+            self._ended = without_receipts(error, "the store of delayed messages", "delay run")
+            self._ended.__cause__ = error
+            self.stop()
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", RETRY, error)
             self._failed += 1

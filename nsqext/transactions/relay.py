@@ -13,7 +13,7 @@ import orjson
 from anyio import to_thread
 from attrs import evolve, field, frozen
 
-from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
+from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message, without_receipts
 from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidHeader, InvalidState, NsqError, ReceiptsMissing
@@ -297,11 +297,7 @@ class OutboxRelay(Relay):
             ]
             failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
         except ReceiptsMissing as error:  # its messages would be published again and again
-            raise InvalidState(
-                f"middleware drops messages of the outbox, or their receipts: {error.message}",
-                topic=topic,
-                hint="run the relay in an app without it, or with nsqext outbox relay",
-            ) from error
+            raise without_receipts(error, "the outbox", "outbox relay") from error
         except NsqError as error:
             failure = error
         slow = pace.took(rows, anyio.current_time() - began, turn.timeout, failed=failure is not None)

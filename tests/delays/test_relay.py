@@ -23,8 +23,10 @@ from nsqext.errors import (
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
+    InvalidState,
     NsqError,
     PublishFailed,
+    ReceiptsMissing,
     TopicNotFound,
 )
 from nsqext.errors.server import BadMessage
@@ -272,6 +274,24 @@ async def test_middleware_sees_the_message_and_its_topic(redesigned: Cluster, tm
             await count(received, 1)
     assert seen == [(topic, 0.05, "relay")]
     assert received[0][0].headers["stamp"] == "1"
+
+
+async def test_middleware_that_drops_messages_or_receipts_ends_the_relay(redesigned: Cluster, tmp_path: Path) -> None:
+    """It published each such message again every 15 seconds."""
+    topic = make_topic(redesigned)
+
+    class Drops(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+            await send_next(publishing)
+            return []
+
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="one", topic=topic, due=1), b"x")])
+        async with Producer(redesigned.lookupd, middleware=[Drops()]) as producer:
+            with anyio.fail_after(DEADLINE), pytest.raises(InvalidState, match="drops messages of the store") as caught:
+                await DelayRelay(store).run(producer)
+        assert (store.count(), caught.value.topic) == (1, topic)
+        assert isinstance(caught.value.__cause__, ReceiptsMissing)
 
 
 POISON = (

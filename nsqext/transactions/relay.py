@@ -83,7 +83,7 @@ class RelayStatistics(NamedTuple):
 
 
 @frozen(eq=False)
-class _Turn:
+class _LeasedTurn:
     """The publishes under a lease."""
 
     producer: Producer
@@ -197,7 +197,7 @@ class OutboxRelay(Relay):
             if not self._resting:  # what failed was cancelled, or published by another relay
                 self.failure = None
             return False
-        turn = _Turn(producer, timeout, shards, began + timeout)
+        turn = _LeasedTurn(producer, timeout, shards, began + timeout)
         with anyio.CancelScope(deadline=began + lease - MARGIN) as leased:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._renew, shards, lease, leased, turn.errors)
@@ -209,7 +209,7 @@ class OutboxRelay(Relay):
             logger.warning("the lease of the outbox could not be renewed: messages may be published twice")
         return True
 
-    async def _publish_rows(self, turn: _Turn, rows: Sequence[OutboxRow]) -> None:
+    async def _publish_rows(self, turn: _LeasedTurn, rows: Sequence[OutboxRow]) -> None:
         """Publish messages; while a topic takes long, as without a leader, publish what other topics have meanwhile."""
         running: dict[str, list[int]] = {}  # sequences that are published now, by topic
         ended = Wakeup()
@@ -265,7 +265,7 @@ class OutboxRelay(Relay):
                 logger.warning("the lease of the outbox is not renewed: %s", self._store.shown(error))
                 pause = min(_RECONNECT, lease / 3)
 
-    async def _publish(self, turn: _Turn, topic: str, rows: Sequence[OutboxRow]) -> None:
+    async def _publish(self, turn: _LeasedTurn, topic: str, rows: Sequence[OutboxRow]) -> None:
         """Publish messages of a topic until the turn ends, and delete them from the outbox."""
         pace = self._paces.setdefault(topic, Pace())
         alone = topic in self._alone
@@ -282,7 +282,7 @@ class OutboxRelay(Relay):
         except Exception as error:
             turn.errors.append(error)
 
-    async def _publish_part(self, turn: _Turn, topic: str, rows: Sequence[OutboxRow], pace: Pace) -> bool:
+    async def _publish_part(self, turn: _LeasedTurn, topic: str, rows: Sequence[OutboxRow], pace: Pace) -> bool:
         """Publish messages at once; return whether the messages behind them may follow now."""
         began = anyio.current_time()
         failure: NsqError | None = None

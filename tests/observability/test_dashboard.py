@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -16,7 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from nsqext import Consumer, ConsumerStatistics, Producer, ProducerStatistics
 from nsqext.client.middleware import Handling
+from nsqext.delays import DelayRelay
+from nsqext.errors import InvalidState
 from nsqext.observability.prometheus import Prometheus
+from nsqext.transactions import OutboxRelay
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.series import all_series, exported
 
@@ -110,6 +114,24 @@ def test_the_rule_for_handlers_counts_calls_on_both_sides() -> None:
     labels = {"topic": batch.messages[0].topic, "channel": "ch"}
     assert registry.get_sample_value(failed, {**labels, "error": "ValueError"}) == 1
     assert registry.get_sample_value(all_of_them, labels) == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [(OutboxRelay, "Outbox"), (DelayRelay, "Delays")])
+def test_a_relay_that_cannot_read_its_store_is_an_alert(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits there is missing then, and the other alerts end."""
+
+    def fail(_: object) -> None:
+        raise InvalidState("the database is down")
+
+    registry = CollectorRegistry()
+    relay = kind(SimpleNamespace(name="s"))
+    Prometheus(registry).attach(relay)
+    given, missing = re.findall(r"nsqext_\w+", _RULES.partition(f"alert: Nsq{name}Unreadable")[2].partition("for:")[0])
+    values = []
+    for summary in (lambda _: SimpleNamespace(waiting=1, age=1, refused=0, relays=1, late=1), fail):
+        monkeypatch.setattr(kind, "summary", summary)
+        values.append([registry.get_sample_value(one) for one in (given, missing)])
+    assert values == [[0, 1], [0, None]]
 
 
 def test_legends_name_labels_of_their_series() -> None:

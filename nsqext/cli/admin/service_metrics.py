@@ -38,10 +38,12 @@ SERIES: dict[str, tuple[tuple[str, ...], Callable[[float, float], float]]] = {
     "relay_lag_messages": ((*_OF_CHANNEL, "target"), max),
     **dict.fromkeys(
         (
+            "outbox_published_messages_total",
             "outbox_waiting_messages",
             "outbox_oldest_seconds",
             "outbox_refused_messages",
             "outbox_relays",
+            "delay_published_messages_total",
             "delay_waiting_messages",
             "delay_late_seconds",
             "delay_refused_records",
@@ -106,8 +108,12 @@ def judge(series: Mapping[str, Numbers]) -> Iterator[Finding]:
     value = partial(_value, series, key=())
     if "outbox_waiting_messages" in series:
         yield judge_outbox(_outbox(value))
+    elif "outbox_published_messages_total" in series:
+        yield Finding("error", "outbox", "its relay cannot read the database", "is the database down? Read its log")
     if "delay_waiting_messages" in series:
         yield judge_delays(_delays(value))
+    elif "delay_published_messages_total" in series:
+        yield Finding("error", "delays", "their relay cannot read its store", "is the disk in order? Read its log")
     for key, lag in sorted(series.get("relay_lag_messages", {}).items()):
         topic, channel, target = key
         subject, text = f"relay {topic}/{channel} to {target}", f"{counted(int(lag), 'message')} behind"

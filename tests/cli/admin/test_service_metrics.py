@@ -103,6 +103,18 @@ def test_every_series_that_is_judged_exists_with_its_labels() -> None:
             "warning",
             "3 delayed messages waiting, none is due; 2 records set aside",
         ),
+        ("nsqext_outbox_published_messages_total 7", "error", "its relay cannot read the database"),
+        (
+            "nsqext_outbox_published_messages_total 7\nnsqext_outbox_waiting_messages 0",
+            "ok",
+            "0 messages waiting; 0 relays",
+        ),
+        ("nsqext_delay_published_messages_total 7", "error", "their relay cannot read its store"),
+        (
+            "nsqext_delay_published_messages_total 7\nnsqext_delay_waiting_messages 0",
+            "ok",
+            "0 delayed messages waiting, none is due",
+        ),
         (_RELAYED.format(10_000), "ok", "10000 messages behind"),
         (_RELAYED.format(10_001), "warning", "10001 messages behind"),
     ],

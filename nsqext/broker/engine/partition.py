@@ -154,6 +154,8 @@ class Partition:
         self.message_bytes += sum([len(entry.record.body) for entry in stored.entries])
         if self._original:
             self._pass_to_channels()
+            if self.depth > self.options.mem_queue_size and is_ephemeral(self.topic):
+                self._drop_behind(self.readable + self.options.mem_queue_size)
         else:
             self.readable, self.readable_offset = last.count, last.offset + last.size
             for channel in self._all_channels():
@@ -180,6 +182,13 @@ class Partition:
                         channel.accept(entry, delay)
         for channel in channels:
             channel.pump()
+
+    def _drop_behind(self, count: int) -> None:
+        """Drop messages that wait in an ephemeral topic, which has no disk for them (original server)."""
+        for number in range(count + 1, self.committed + 1):
+            self._delays.pop(number, None)
+        self.committed = count
+        self.log.truncate(self.log.find_count(count))
 
     def rollback(self, stored: Stored) -> None:
         if stored.entries[0].count > self.committed:

@@ -137,6 +137,22 @@ def test_ephemeral_topics_end_with_their_last_channel() -> None:
     assert expected == ["e#ephemeral"]
 
 
+async def test_messages_that_wait_in_an_ephemeral_topic_are_dropped_beyond_its_memory() -> None:
+    """Counted, as by the real server."""
+    node = make_original(mem_queue_size=3)
+    publisher = Client(node)
+    for number in range(3):
+        batch = multi_body([b"%d" % number, b"dropped, from the second on"])
+        assert publisher.ask(sized("MPUB e#ephemeral", batch)) == "OK"
+    assert publisher.ask(sized("DPUB e#ephemeral 1000", b"dropped")) == "OK"
+    answer = await web_of(node).get("/stats?format=json&topic=e%23ephemeral")
+    (topic,) = answer.json()["topics"]
+    assert (topic["depth"], topic["backend_depth"], topic["message_count"]) == (3, 0, 7)
+    consumer = _consumer(node, "e#ephemeral", ready=4)
+    assert publisher.ask(sized("PUB e#ephemeral", b"last")) == "OK"
+    assert [data[26:] for data in consumer.messages()] == [b"0", b"dropped, from the second on", b"1", b"last"]
+
+
 def test_a_restarted_node_has_no_ephemeral_topic() -> None:
     node = make_original()
     node.channel(node.create_topic("e#ephemeral"), "ch")

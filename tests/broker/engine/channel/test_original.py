@@ -120,6 +120,22 @@ def test_an_ephemeral_channel_discards_messages_beyond_its_bound() -> None:
     assert bench.channel("tmp#ephemeral").acked.count == 4
 
 
+@pytest.mark.parametrize(("topic", "kept"), [("tmp#ephemeral", ["m0", "m1"]), ("orders", ["m0", "m1", "m2", "m3"])])
+def test_a_topic_without_channels_drops_messages_beyond_its_bound_only_if_it_is_ephemeral(
+    topic: str, kept: list[str]
+) -> None:
+    bench = original(mem_queue_size=2, topic=topic)
+    bench.publish("m0", "m1", "m2")
+    bench.publish(NewMessage(b"m3", delay=1.0))
+    assert (bench.partition.depth, bench.partition.message_count) == (len(kept), 4)
+    consumer = bench.consume(ready=5)
+    bench.publish("last")
+    bench.wait(0.5)
+    assert consumer.bodies() == [*kept[:3], "last"]
+    bench.wait(1)
+    assert consumer.bodies() == kept[3:]
+
+
 def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> None:
     bench = original()
     consumer = bench.consume(ready=2)

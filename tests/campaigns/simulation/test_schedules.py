@@ -176,12 +176,12 @@ def test_a_bug_of_filters_long_delays_or_separated_followers_is_found(name: str,
 
 
 def test_every_transfer_of_the_bank_is_applied_once() -> None:
-    assert text_of(run_one(12, features=[BANK]).error) == ""
+    assert text_of(run_one(1, features=[BANK]).error) == ""
 
 
 def test_a_transfer_that_is_applied_twice_is_found() -> None:
     """``make mutate`` puts in the other bugs of outbox and inbox."""
-    assert "not applied once" in measure(12, "a relay sends no identities", features=[BANK]).error
+    assert "not applied once" in measure(1, "a relay sends no identities", features=[BANK]).error
 
 
 def test_a_consumer_of_many_connections_has_no_more_in_flight_than_allowed_and_no_connection_waits_too_long() -> None:

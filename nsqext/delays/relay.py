@@ -148,8 +148,10 @@ class DelayRelay(Relay):
                 tasks.cancel_scope.cancel()
         finally:
             published, self._published = self._published, []
+            record = partial(self._store.take, published, 0, time.time(), 0.0)
             try:
-                self._store.take(published, 0, time.time(), 0.0)
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(record)  # another process may hold the store
             except sqlite3.OperationalError as error:
                 logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
         if self._ended is not None:

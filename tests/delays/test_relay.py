@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -802,6 +803,36 @@ async def test_a_store_that_fails_while_it_is_read_is_used_again(
         assert caplog.text.count("the store of delayed messages cannot be used") == 3
 
     await unless_paused(attempt, 0.1)
+
+
+async def test_a_relay_that_ends_waits_for_its_store_without_blocking_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may hold the file for long, as for a copy of it."""
+    take, last, free, waited = DelayStore.take, threading.Event(), threading.Event(), list[bool]()
+
+    def take_when_free(store: DelayStore, published: Sequence[str], count: int, *arguments: Any) -> list[TakenMessage]:
+        if not count:
+            last.set()
+            waited.append(free.wait(5.0))
+        return take(store, published, count, *arguments)
+
+    monkeypatch.setattr(DelayStore, "take", take_when_free)
+    producer = Scripted()
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        async with anyio.create_task_group() as tasks:
+
+            async def release() -> None:
+                await eventually(last.is_set, DEADLINE)
+                free.set()
+
+            tasks.start_soon(release)
+            async with scripted(store, producer):
+                await eventually(lambda: producer.published == [b"a"], DEADLINE)
+        assert waited == [True]
+        assert store.summary(2.0).waiting == 0
 
 
 async def test_outages_and_failures_are_reported_as_long_as_they_last(

@@ -332,8 +332,11 @@ class TopicAdmin(ChannelAdmin):
         """
         requests = self._open()
         where = await requests.find(topic)
-        _, failed = await ask_all(await self.channels(topic), lambda channel: self.empty_channel(topic, channel))
-        await requests.post_to_nodes(where, "/topic/empty")
+        channels = await self.channels(topic)
+        try:  # before the channels, to which it passes its messages
+            await requests.post_to_nodes(where, "/topic/empty")
+        finally:
+            _, failed = await ask_all(channels, lambda channel: self.empty_channel(topic, channel))
         for error in failed.values():
             raise error
 

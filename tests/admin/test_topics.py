@@ -329,6 +329,22 @@ async def test_nodes_that_respond_are_emptied_and_create_the_topic_although_othe
     assert [len(route.calls) for route in changed] == [2, 1, 1]
 
 
+async def test_a_topic_of_the_original_nsq_is_emptied_before_its_channels(nodes: LookupNodes) -> None:
+    """It would pass its waiting messages to channels that are empty already."""
+    emptied: list[str] = []
+
+    def empty(request: httpx.Request) -> httpx.Response:
+        emptied.append(request.url.path)
+        return OK
+
+    nodes.lists("a:4161")
+    nodes.finds("a:4161", {"channels": ["billing"], "producers": [node_json("o1:4150", "")]})
+    for path in ("/channel/empty", "/topic/empty"):
+        nodes.route("o1:4151", path, empty, "POST")
+    await admin_of(nodes).empty_topic("orders")
+    assert emptied == ["/topic/empty", "/channel/empty"]
+
+
 async def test_a_topic_of_a_mixed_cluster_is_created_although_an_original_node_does_not_hold_it() -> None:
     """While a cluster is replaced, it has nodes of both generations."""
     nodes = LookupNodes()

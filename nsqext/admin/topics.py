@@ -105,6 +105,8 @@ class TopicAdmin(ChannelAdmin):
                     topic=topic,
                     hint="check that enough nodes run for its replicas",
                 )
+        else:
+            await _create_at_nodes(requests, topic)
 
     async def _complete(
         self, topic: str, path: str, params: Mapping[str, str | int], channels: Collection[str], partitions: int = 0
@@ -425,6 +427,14 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
+async def _create_at_nodes(requests: ClusterRequests, topic: str) -> Collection[Address]:
+    """Create a topic on the nodes of the original NSQ, and return them."""
+    infos = await requests.client.lists.nodes()
+    original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
+    await ask_each(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
+    return original.keys()
+
+
 async def _wait_writable(
     requests: ClusterRequests, topic: str, partitions: int, again: Callable[[], Awaitable[None]]
 ) -> None:
@@ -432,15 +442,13 @@ async def _wait_writable(
 
     Original nodes register the topic at lookup some time after its creation: the next change would not reach them.
     """
-    infos = await requests.client.lists.nodes()
-    original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
-    await ask_each(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
+    original = await _create_at_nodes(requests, topic)
 
     async def check() -> None:
         where = await requests.led(topic)
         if where.partition_num < partitions:
             raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
-        unregistered = original.keys() - where.nodes
+        unregistered = {*original} - {*where.nodes}
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
         for number, node in where.leaders.items():

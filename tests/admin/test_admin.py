@@ -267,6 +267,15 @@ async def test_a_node_without_the_topic_is_not_tombstoned(redesigned: Cluster, o
         await admin.tombstone(topic, str(holder.http))
 
 
+async def test_a_topic_of_the_original_nsq_is_created_on_its_nodes_without_a_wait_too(original: Cluster) -> None:
+    topic = fresh()
+    async with Admin(original.lookupd) as admin:
+        await admin.create_topic(topic, wait=0)
+    for node in original.nodes.values():
+        found = plain_http.get(f"http://{node.http}/stats?format=json&topic={topic}").json()
+        assert [one["topic_name"] for one in found["topics"]] == [topic]
+
+
 async def test_an_ephemeral_channel_that_lookup_has_forgotten_is_deleted(
     original: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_the_leading_lookup_node_creates_topics(nodes: LookupNodes) -> None:
     find_by_all(nodes, lookup_json())
+    route_to_all(nodes, "/nodes", {"producers": []})
     created = nodes.route("b:4161", "/topic/create", OK, "POST")
     admin = admin_of(nodes)
     await admin.create_topic("plain", extend=False, wait=0)

@@ -121,6 +121,10 @@ async def create(
     """
     from nsqext.admin.options import redesigned_settings, refuse_redesigned
 
+    if not wait:
+        raise InvalidSetting(
+            "--wait 0: channels are created once the topic accepts publishes", hint="give a number of seconds"
+        )
     async with connection.admin() as admin:
         if names := redesigned_settings(asdict(options)):
             refuse_redesigned(names, topic, await admin.nodes())

@@ -117,6 +117,10 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("stats", "--interval", "3", "--lookupd", "h:1"), "--interval without --watch would be ignored"),
         (("lag", "--interval", "3", "--lookupd", "h:1"), "--interval without --watch would be ignored"),
         (("key-ranges", "t", "c", "--once", "--interval", "3", "--lookupd", "h:1"), "--interval with --once would be"),
+        (
+            ("topic", "create", "t", "--wait", "0", "--lookupd", "h:1"),
+            "once the topic accepts publishes",
+        ),
         (("lookup", "--access", "w", "--lookupd", "h:1"), "--access without a topic would be ignored"),
         (("tail", "t", "--raw", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),
         (("tail", "t", "--format", "{body}", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),

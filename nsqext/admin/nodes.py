@@ -53,10 +53,11 @@ class NodeAdmin(AdminBase):
         leader undoes it.
 
         Args:
-            node: ``host:port`` of its TCP side, or its id in the cluster if it does not respond any more.
+            node: ``host:port`` of its TCP side, or its id in the cluster if it does not respond any more. Servers
+                accept an unknown id, without an effect.
 
         Raises:
-            InvalidInput: lookup lists no such node.
+            InvalidInput: lookup lists no node with the address.
             OperationNotSupported, ConnectionFailed, LookupFailed: see `Admin`.
         """
         requests = self._open()

@@ -162,7 +162,7 @@ class RowMapper:
         elif meta.partition_num:
             if sizes["max"] > self._most_traced:
                 return None
-            self._warn_of_equal_rows(topic)
+            self._warn_of_equal_rows(topic, self._of_batch())
             packed = PackedRows.with_traces(values, self._of_batch())
         else:
             packed = PackedRows.of_bodies(values)
@@ -245,8 +245,8 @@ class RowMapper:
                 ids, index = self._ids_of(described)
                 headers = {**(headers or {}), **ids.headers_of(name, index)}
         elif trace is None and meta.partition_num and len(value) <= self._most_traced:
-            self._warn_of_equal_rows(topic)
             ids, index = self._ids_of(described)
+            self._warn_of_equal_rows(topic, ids)
             trace = int(ids.trace_ids[index])
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
@@ -264,8 +264,8 @@ class RowMapper:
         """Return ids, and the index in them of the current row or of its description."""
         return (self._of_batch(), self._row - self._first) if described is None else (described, 0)
 
-    def _warn_of_equal_rows(self, topic: str) -> None:
-        if self._of_batch().ambiguous and not self._warned:
+    def _warn_of_equal_rows(self, topic: str, ids: BatchIds) -> None:
+        if ids.ambiguous and not self._warned:
             self._warned = True
             logger.warning(
                 "topic %s has no extend headers: dedupe would remove equal rows that other tasks of the batch publish; "

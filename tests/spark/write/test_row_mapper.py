@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +15,7 @@ from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write.packing import PackedRows
-from nsqext.spark.write.row_ids import ContentIds, NumberedIds
+from nsqext.spark.write.row_ids import BatchIds, ContentIds, NumberedIds
 from nsqext.spark.write.row_mapper import Chunk, Group, RowMapper
 from nsqext.types import TopicMeta
 
@@ -68,6 +68,32 @@ def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
 
 def test_a_row_of_a_plain_topic_has_a_hash_of_its_id_as_trace_id() -> None:
     assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=TRACES[0])
+
+
+def test_the_ids_of_a_batch_are_made_once_although_a_bad_row_is_described_meanwhile() -> None:
+    """It is described in another thread: made twice, each row of the batch would count as equal to an earlier one."""
+    mappers: list[RowMapper] = []
+
+    class Ids(ContentIds):
+        def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
+            if not made:
+                made.append(first)
+                mappers[0].describe(9, InvalidInput("bad"), {"value": b"bad"})
+            else:
+                made.append(first)
+            return super().of_batch(columns, first)
+
+    made: list[int] = []
+    options = SinkOptions(ClientConfig(("a:1",)), "extend", bad_rows_topic="plain")
+    mappers.append(RowMapper(options, ("value",), Ids("q/1", 0, "run")))
+    (chunk,) = mappers[0].chunks([pa.record_batch({"value": [b"x", b"y"]})], METAS.__getitem__)
+    (group,) = chunk.groups.values()
+    ids = [
+        message.headers["nsqext_id"]
+        for message in group.messages
+        if isinstance(message, OutgoingMessage) and message.headers
+    ]
+    assert (made, len(ids), [one.count("-") for one in ids]) == ([0], 2, [0, 0])
 
 
 def test_columns_of_a_row_are_kept() -> None:

@@ -237,7 +237,10 @@ class KeyLanes:
         key, order = self.key(message), owner_of(message).order
         lane = self._lane(key)
         behind = take_where(lane, lambda other: owner_of(other).order is order and self.key(other) == key)
+        later = order.lost.get(key)  # of a batch, which had this message
         order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
+        if later is not None:
+            behind += later.messages()
 
     def tick(self, now: float, running: Sequence[Message] = ()) -> None:
         """End delays that have passed and waits that took too long; touch waiting messages.
@@ -289,12 +292,17 @@ class KeyLanes:
                 message.attempts += 1  # a requeue counts
         delayed = self._delayed.get(key)
         if delayed is not None:
-            delayed.behind[:0] = row
+            delayed.behind = in_order_received([*row, *delayed.behind])
             return
         ready: list[Message] = []
         for message in row:
             lost = owner_of(message).order.lost.get(key)
-            (ready if lost is None else lost.behind).append(message)
+            if lost is None or owner_of(message).order.precedes(message, lost.message):
+                ready.append(message)
+            else:
+                lost.behind.append(message)
+        if waits is not self._delayed:  # earlier messages that were requeued may be in the lane
+            ready = in_order_received([*ready, *take_where(wait.lane, lambda other: self.key(other) == key)])
         wait.lane.messages.extendleft(reversed(ready))
         wait.lane.wake()
 

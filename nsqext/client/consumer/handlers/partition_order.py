@@ -98,8 +98,9 @@ class PartitionOrder:
             self.held_from = now + previous.msg_timeout if owner.original else now
         if self._frontier < 0 and self.early:
             self._frontier = min(self.early)  # lost while the first messages were collected
+        if not self._recovering:
+            self.sent_back.clear()
         self.early.clear()
-        self.sent_back.clear()
         self.gap_due = self.full_since = None
         self._finished_before.update((known, (stored, self.held_from)) for known, stored in self._finished.items())
         self._finished.clear()
@@ -198,6 +199,10 @@ class PartitionOrder:
         for message in [message for message in unfinished.values() if message.answered]:
             if message.lost and message.received + message.owner.msg_timeout < since:
                 del unfinished[message.id]
+
+    def precedes(self, message: Message, other: Message) -> bool:
+        """Return whether an unfinished message was received before another one."""
+        return next((known for known in self.unfinished if known in (message.id, other.id)), None) == message.id
 
     def note_returned(self, message: Message) -> int:
         """Record a requeue of an unhandled message, which is not an attempt; return how often."""

@@ -373,6 +373,33 @@ def test_the_messages_of_a_batch_behind_a_requeued_one_wait_for_it(delays: tuple
     assert bench.owner.commands == [("FIN", b"a1")]
 
 
+@pytest.mark.parametrize("first", ["redelivery", "delay", "cut"])
+def test_lost_messages_behind_those_of_a_batch_keep_their_places_when_it_is_requeued(first: str) -> None:
+    bench = Bench()
+    bench.put("a1", "a2", "a3", "a4")
+    again = cut(bench)
+    bench.put("a1", "a2", owner=again)
+    batches = _Batches(bench)
+    one, two = _take(bench, batches)  # the others were not redelivered yet
+    one.requeue_now(1.0, backoff=False)
+    assert batches.held_back() == {two}
+    batches.end()
+    if first == "redelivery":
+        bench.put("a3", "a4", owner=again)
+    bench.wait(2.0)
+    if first != "redelivery":
+        assert bench.rows() == {"a": ["a1", "a2"]}, "they do not wait for later messages"
+    if first == "cut":
+        again = cut(bench)
+        bench.expire(next(bench.lanes.queued()))
+        bench.put("a4", "a2", owner=again)
+        assert (bench.rows(), bench.lanes.waiting) == ({}, 2)
+        bench.put("a1", owner=again)
+    if first != "redelivery":
+        bench.put("a3", "a4", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
 def test_a_requeued_message_of_a_batch_is_touched_and_survives_its_redelivery() -> None:
     """It counts as answered, but no REQ was sent; while its handler runs, neither a tick nor a redelivery finish it."""
     bench = Bench()

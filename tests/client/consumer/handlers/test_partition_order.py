@@ -223,6 +223,25 @@ async def test_an_early_message_that_made_room_several_times_was_not_attempted()
     assert [message.attempts for message in bench.lanes.queued()] == [1] * 4
 
 
+def test_an_early_message_that_made_room_was_not_attempted_although_the_connection_ends() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    cut(bench).ready = 2
+    bench.put_at(4, 3)
+    bench.wait(0.1)
+    bench.wait(1.1)
+    assert bench.owner.commands == [("REQ", b"a4")]
+    cut(bench).ready = 2
+    bench.put_at(3)
+    bench.wait(0.3)
+    (delivery,) = bench.make("a4")
+    delivery.attempts = 2
+    bench.lanes.put([at_place(delivery, 4)])
+    bench.put_at(2)
+    assert [message.attempts for message in bench.lanes.queued()] == [1] * 4
+
+
 @pytest.mark.anyio
 async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -> None:
     bench = Bench(1)

@@ -87,6 +87,9 @@ ORIGINAL = {
     "answers name messages by 16 hexadecimal digits": """
         a: SUB t ch -> OK; a: RDY 1; p: PUB t | m0 -> OK; a gets m0; a: TOUCH $m0; a: REQ $m0 200; a gets; wait 0.3;
         a gets m0/2; a: FIN $m0; a: FIN $m0; a hears E_FIN_FAILED; a open""",
+    "a client that is disconnected for an error gets no more messages": """
+        p: PUB t | m0 -> OK; a: SUB t ch & RDY 1 & RDY 9999; a hears OK E_INVALID; a closed; b: SUB t ch -> OK;
+        b: RDY 1; b gets m0""",
     "DPUB waits at the channel": """
         a: SUB t ch -> OK; a: RDY 1; p: DPUB t 500 | later -> OK; wait 0.4; a gets; wait 0.2; a gets later""",
 }

@@ -29,7 +29,7 @@ from nsqext.errors.server import (
     Unauthorized,
 )
 from nsqext.transactions import Outbox, OutboxStore
-from tests.support.command_line import lines, run
+from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
 from tests.transactions.test_outbox import connect
 from tests.transactions.test_relay import Scripted, publishing
@@ -271,3 +271,6 @@ def test_messages_set_aside_are_published_again_only_after_a_confirmation(databa
         refused = run(*words)
         assert (refused.returncode, b"give --yes" in refused.stderr, store.summary(0.0).refused) == (2, True, 1)
         assert lines(*words, "--yes")[0]["retried"] == 1
+        with Terminal(*words, "--discard", "0", "--yes") as terminal:
+            assert terminal.end() == 0
+    assert "0 set aside; 0 relays; 0 deleted; 0 to be published again" in terminal.shown

@@ -107,6 +107,8 @@ def status(
     text += "" if age is None else f", the oldest for {age:g} s"
     text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
     text += found.reason and f"; set aside last: {found.reason}"
+    text += "" if discard is None else f"; {discarded} deleted"
+    text += f"; {again} to be published again" if retry else ""
     ServerAccess(json=json).show(record, text)
 
 

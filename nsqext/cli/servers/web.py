@@ -95,7 +95,12 @@ def web_options(host: str, basic_auth_file: Path | None = None, **given: Any) ->
         raise InvalidSetting(f"the page needs {error.name}", hint="pip install 'nsqext[web]'") from error
     auth = os.environ.get(AUTH_VARIABLE)
     if basic_auth_file is not None:
-        auth = basic_auth_file.read_text(encoding="utf-8").strip()
+        try:
+            auth = basic_auth_file.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise InvalidSetting(
+                f"{basic_auth_file} is no text in UTF-8", hint="write user:password into it"
+            ) from error
         if not auth:
             raise InvalidSetting(f"{basic_auth_file} is empty", hint="write user:password into it")
     if not (is_loopback(host) or auth or given.get("proxy_header")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -136,6 +137,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
         (("--host", "192.0.2.1"), "can be reached from other machines"),
         (("--proxy-header", "X: y"), "not the name of a header"),
         (("--basic-auth-file", "/dev/null"), "/dev/null is empty"),
+        (("--basic-auth-file", sys.executable), f"{sys.executable} is no text in UTF-8"),
         (("--delay-store", "/dev/null/store"), "/dev/null/store does not exist"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, KeysView, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Unpack
 
@@ -427,7 +427,7 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
-async def _create_at_nodes(requests: ClusterRequests, topic: str) -> Collection[Address]:
+async def _create_at_nodes(requests: ClusterRequests, topic: str) -> KeysView[Address]:
     """Create a topic on the nodes of the original NSQ, and return them."""
     infos = await requests.client.lists.nodes()
     original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
@@ -448,7 +448,7 @@ async def _wait_writable(
         where = await requests.led(topic)
         if where.partition_num < partitions:
             raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
-        unregistered = {*original} - {*where.nodes}
+        unregistered = original - where.nodes
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
         for number, node in where.leaders.items():

@@ -377,7 +377,7 @@ class AppTest:
         )
 
     def _receivers(self, topic: str, channel: str | None, tag: str | None, partition: int) -> list[HandlerSpec]:
-        """Return the handlers that receive messages of a partition with a tag, or None for no tag."""
+        """Return the handlers that receive messages of a partition with this tag; None is for no tag."""
         specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
         if not specs:
             raise self._no_handler(topic, channel)
@@ -398,7 +398,7 @@ class AppTest:
         return found
 
     def _matching(self, topic: str, specs: list[HandlerSpec], header: bytes) -> list[HandlerSpec]:
-        """Return the handlers whose filter, as servers apply it, matches an extend header, empty for none."""
+        """Return the handlers whose filter matches an extend header; empty bytes are no header."""
         filters = [(spec, self._app.options_of(spec).ext_filter) for spec in specs]
         found = [spec for spec, wanted in filters if wanted is None or _matches(wanted, header)]
         if not found:
@@ -418,7 +418,7 @@ class AppTest:
         return InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic, hint=guess + listed)
 
     def app_ended(self) -> None:
-        """Note that the app has ended, which publishes nothing more."""
+        """Note that the app has ended: there are no further publishes."""
         self._app_ended = True
         self.recorder.changed.wake()
 

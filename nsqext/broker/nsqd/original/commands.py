@@ -37,14 +37,14 @@ class OriginalSubscriber(SessionSubscriber):
 
     def __init__(self, session: Session, channel: Channel, hosted: Hosted) -> None:
         super().__init__(session, channel, detail=False, extend=False)
-        # added to internal ids, so that a topic that is created again uses no id again
+        # added to internal ids: a topic that is created again has other ids than the deleted one
         self._id_base = ((hosted.partition.created >> 20) - _EPOCH) << _ID_SHIFT
         self._name = channel.name
         self._deliveries = hosted.deliveries
         self._deliveries.setdefault(channel.name, 0)
 
     def internal_id(self, wire_id: bytes) -> int:
-        """Return the number in an id's 16 hexadecimal digits; 0 for other bytes, as those of capital digits."""
+        """Return the number of an id of 16 hexadecimal digits with small letters; 0 for other bytes."""
         try:
             return int(wire_id, 16) - self._id_base if wire_id == wire_id.lower() else 0
         except ValueError:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 
 from nsqext.arguments import check_number, check_plain_function, check_time, is_number
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.handlers.forgotten_await import check_awaited
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited, requeue_not_awaited
+from nsqext.client.consumer.handlers.partition_order import held_back
 from nsqext.client.consumer.message import Finish, Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 from nsqext.client.producer.publishing import Publishing
@@ -98,9 +100,14 @@ class RateLimit(Middleware):
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         now = _clock()
         turn = max(self._next, now - self._allowance)
-        self._next = turn + self._interval * len(handling.messages)
+        share = self._interval * len(handling.messages)
+        self._next = turn + share
         if turn > now:
-            await anyio.sleep(turn - now)
+            try:
+                await anyio.sleep(turn - now)
+            except BaseException:  # cancelled, as by a `HandlerTimeout` around it: its turn is free
+                self._next -= share
+                raise
         return await call_next(handling)
 
 
@@ -164,8 +171,9 @@ class Deduplicate(Middleware):
             check_awaited(result)
         except Finish as signal:
             finish = signal
+        again = held_back(fresh)
         for entry, message in entries.items():
-            if not message.requeue_called:
+            if not message.requeue_called and message not in again:
                 self._remember(entry)
         if finish is not None:
             raise finish
@@ -207,11 +215,15 @@ class Decompress(Middleware):
             else:
                 good.append(message)
         handling.messages = good
-        result = await call_next(handling)
-        if rejections:
-            MessageBatch(good).finish_now()
-            raise rejections[0]
-        return result
+        if not rejections:
+            return await call_next(handling)
+        with suppress(Finish):  # of the others
+            check_awaited(await call_next(handling))
+        if MessageBatch(good).requeue_called:
+            raise requeue_not_awaited()
+        again = held_back(good)
+        MessageBatch([message for message in good if message not in again]).finish_now()
+        raise rejections[0]
 
     def _restore(self, message: Message) -> None:
         encoding = message.header_value("content-encoding") if message.header else None

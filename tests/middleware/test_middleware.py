@@ -15,7 +15,18 @@ import anyio
 import pytest
 from attrs import evolve
 
-from nsqext import App, Consumer, ConsumerSettings, Finish, Message, MessageBatch, Producer, Reject, Requeue
+from nsqext import (
+    App,
+    Consumer,
+    ConsumerSettings,
+    Finish,
+    Message,
+    MessageBatch,
+    OutgoingMessage,
+    Producer,
+    Reject,
+    Requeue,
+)
 from nsqext.client.middleware import surround_batch_handler, surround_handler
 from nsqext.errors import InvalidSetting, InvalidState, ReceiptsMissing
 from nsqext.middleware import (
@@ -257,6 +268,23 @@ async def test_handlers_that_wait_at_the_same_time_take_turns(monkeypatch: pytes
         await anyio.wait_all_tasks_blocked()
         may_begin.set()
     assert pauses == [0.1, 0.2, 0.3]
+
+
+async def test_a_wait_that_is_cancelled_uses_up_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a HandlerTimeout around it, calls that had waited too long moved the next turn away, until none was made."""
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: 100.0)
+    limit, message, pauses = RateLimit(10), make_message(RecordingOwner()), list[float]()
+    await call(limit, message)
+    for _ in range(3):
+        with anyio.move_on_after(0):
+            await call(limit, message)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+
+    monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
+    await call(limit, message)
+    assert pauses == [0.1]
 
 
 @pytest.mark.parametrize("make", [lambda: HandlerTimeout(25), lambda: RateLimit(1000), Deduplicate, Decompress])
@@ -527,6 +555,60 @@ async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(
     assert letter.body == b"broken"
     assert letter.headers["dead-letter-error"].startswith("Reject: the body is not valid gzip")
     assert sorted(seen) == [b"one", b"plain"]
+
+
+_GZIP = {"content-encoding": "gzip"}
+
+
+@pytest.mark.parametrize("bad", [[], [b"bad"]], ids=["Deduplicate", "Decompress"])
+async def test_what_waits_for_a_requeued_message_of_its_key_is_handled_behind_it(
+    cluster: Cluster, topic: str, bad: list[bytes]
+) -> None:
+    """It was finished, although the handler that left it had not handled it."""
+    handled: list[list[bytes]] = []
+    settings: ConsumerSettings = {**CALM, "key": "##key", "initial_ready": 10}
+    middleware: list[Middleware] = [Decompress()] if bad else [Deduplicate()]
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=middleware, **settings)
+
+    @consumer.batch_handler(max_count=2 + len(bad), max_wait=20.0)
+    async def handle(batch: MessageBatch) -> None:
+        handled.append([message.body for message in batch])
+        if len(handled) == 1:
+            await batch[0].requeue()
+        else:
+            consumer.stop()
+
+    first = [OutgoingMessage(body, key="k") for body in (b"1", b"2")]
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [*first, *(OutgoingMessage(body, _GZIP, key="k") for body in bad)])
+    with anyio.fail_after(60):
+        await consumer.serve(signals=False)
+    assert handled == [[b"1", b"2"]] * 2
+
+
+def make_batch_with_a_bad_body() -> list[Message]:
+    """Return a good message, and a message that cannot be decompressed."""
+    return [*make_batch(1), *make_batch(2, body=b"no gzip", headers=_GZIP)]
+
+
+@pytest.mark.parametrize(
+    "handle", [lambda batch: batch[0].requeue().close(), lambda batch: batch.requeue()], ids=["requeue", "result"]
+)
+async def test_a_bad_body_does_not_hide_that_a_handler_forgot_await(handle: Callable[[MessageBatch], object]) -> None:
+    batch = make_batch_with_a_bad_body()
+    with pytest.raises(InvalidState, match="await"):
+        await call_batch(Decompress(), batch, handle)
+    assert not any(message.answered for message in batch)
+
+
+async def test_a_handler_that_finishes_its_batch_does_not_finish_a_bad_body() -> None:
+    def handle(batch: MessageBatch) -> None:
+        raise Finish
+
+    batch = make_batch_with_a_bad_body()
+    with pytest.raises(Reject, match="not valid gzip"):
+        await call_batch(Decompress(), batch, handle)
+    assert [message.answered for message in batch] == [True, False]
 
 
 class _Awaited(Middleware):

@@ -144,7 +144,7 @@ class KeyLanes:
             order = self._orders[name] = PartitionOrder(sharing, patience)
         found = self._owners.get(order)
         if found is None or found.owner is not owner:
-            found = self._owners[order] = KeyLaneOwner(owner, order, self.delay)
+            found = self._owners[order] = KeyLaneOwner(owner, order, self.delay, self.held_with)
             if order.subscribe(found, self.clock()):
                 self._forget_lost(order)
                 if owner.moved:
@@ -454,6 +454,10 @@ class KeyLanes:
         """Return the messages of a batch that wait for a requeued message of their key."""
         due = self._handed_out
         return {message for row in self._rows(lane) for message in row if due[message] is None}
+
+    def held_with(self, message: Message) -> set[Message]:
+        """Return what `held_back` returns for the batch of a message; empty without a batch."""
+        return next((self.held_back(lane) for lane, keys in self._batches.items() if message in keys), set())
 
     def end_batch(self, lane: MessageQueue) -> None:
         """Let requeued and held back messages wait for the longest delay of their key."""

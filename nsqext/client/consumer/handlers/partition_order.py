@@ -262,9 +262,16 @@ class PartitionOrder:
 class KeyLaneOwner:
     """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages."""
 
-    def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        order: PartitionOrder,
+        delay: Callable[[Message, float], None],
+        held_with: Callable[[Message], set[Message]],
+    ) -> None:
         self.owner: Owner = owner
         self.order: PartitionOrder = order
+        self.held_with: Callable[[Message], set[Message]] = held_with  #: see `KeyLanes.held_with`
         self.topic: str = owner.topic
         self.partition: int | None = owner.partition
         self.original: bool = owner.original
@@ -324,6 +331,12 @@ class KeyLaneOwner:
 def owner_of(message: Message) -> KeyLaneOwner:
     """Return the owner of a message in lanes."""
     return cast("KeyLaneOwner", message.owner)
+
+
+def held_back(messages: Sequence[Message]) -> set[Message]:
+    """Return the messages of a handled batch that are handed out again, behind a requeued message of their key."""
+    owner = messages[0].owner if messages else None
+    return owner.held_with(messages[0]) if isinstance(owner, KeyLaneOwner) else set()
 
 
 def name_of(owner: Owner) -> tuple[str, int | str] | Owner:

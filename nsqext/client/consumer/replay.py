@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -22,10 +23,11 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.lookup.lookup import Lookup
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.header_members import without_members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nsqext.client.consumer.message import Message
     from nsqext.transport.settings import ConnectionSettings
@@ -49,6 +51,9 @@ async def replay_dead_letters(
     that can never be published stays in the topic; the replay continues, and raises its error at the
     end, or after 100 of them.
 
+    Dead letters that are stored after the replay began are left to the next one: a message that is rejected again is
+    published once.
+
     Args:
         topic: the dead letter topic; on the redesigned NSQ, with extend support.
         lookupd: lookup addresses, or a shared lookup.
@@ -67,12 +72,23 @@ async def replay_dead_letters(
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
-    async with Producer(lookup, **connection) as producer:
+    largest = connection.get("max_frame_size", DEFAULT_MAX_FRAME_SIZE)  # what was received, servers have stored
+    async with Producer(lookup, max_message_size=largest, **connection) as producer:
         await _check_topic(producer, topic)
+        ends = await _ends(lookup, topic)
         async with Consumer(
-            topic, channel, lookup, max_in_flight=1, start=Position.earliest(), decompress=False, **connection
+            topic,
+            channel,
+            lookup,
+            max_in_flight=1,
+            start=Position.earliest(),
+            queue_position=True,
+            decompress=False,
+            **connection,
         ) as consumer:
-            return await _replay(lookup, producer, consumer, topic, idle)
+            count = await _replay(producer, consumer, ends, idle)
+            check_complete(lookup, consumer, topic, count)
+            return count
 
 
 async def _check_topic(producer: Producer, topic: str) -> None:
@@ -86,36 +102,57 @@ async def _check_topic(producer: Producer, topic: str) -> None:
             )
 
 
-async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic: str, idle: float) -> int:
-    """Publish dead letters until no message arrives for ``idle`` seconds; return their number."""
+async def _ends(lookup: Lookup, topic: str) -> dict[int | None, int]:
+    """Return where partitions end now, as byte offsets; without those whose leader does not respond."""
+    view = await lookup.metadata.resolve(topic, "r")
+    ends: dict[int | None, int] = {}
+    for partition, leader in view.leaders.items():
+        http = view.http.get(leader)
+        if http is not None:
+            with suppress(PartitionUnavailable):
+                ends[partition] = (await lookup.metadata.channels.log_bounds(http, topic, partition)).end
+    return ends
+
+
+async def _replay(producer: Producer, consumer: Consumer, ends: Mapping[int | None, int], idle: float) -> int:
+    """Publish the dead letters before the ends of partitions, until none of them arrives for ``idle`` seconds.
+
+    Returns their number.
+    """
     count = 0
-    refused: dict[bytes, NsqError] = {}  # dead letters that stay in flight, by id
+    kept: set[tuple[int | None, bytes]] = set()  # partitions and ids of dead letters that stay in flight
+    refused: list[NsqError] = []
     end = anyio.current_time() + idle
     while len(refused) < _MOST_REFUSED:
         with anyio.move_on_after(end - anyio.current_time()) as scope:
             message = await anext(consumer)
         if scope.cancelled_caught:
             break
-        if message.id in refused:  # it has timed out, and is in flight again
+        place = message.partition, message.id
+        if place in kept:  # it has timed out, and is in flight again
             continue
-        try:
-            await _publish(producer, message)
-        except (InvalidInput, TopicNotFound, ServerError) as error:
-            if error.retryable and not isinstance(error, TopicNotFound):
-                raise
-            refused[message.id] = error
-            consumer.max_in_flight = len(refused) + 1  # for the dead letters behind it
+        if message.offset >= ends.get(message.partition, inf):
+            kept.add(place)
         else:
-            await message.finish()
-            count += 1
-        end = anyio.current_time() + idle
+            try:
+                await _publish(producer, message)
+            except (InvalidInput, TopicNotFound, ServerError) as error:
+                if error.retryable and not isinstance(error, TopicNotFound):
+                    raise
+                refused.append(error)
+                kept.add(place)
+            else:
+                await message.finish()
+                count += 1
+            end = anyio.current_time() + idle
+        if len(kept) == consumer.max_in_flight:
+            consumer.max_in_flight += 1  # for the dead letters behind them
     if refused:
-        first = next(iter(refused.values()))
+        first = refused[0]
         unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""
         numbers = f"{len(refused)} of {count + len(refused)} dead letters were not replayed{unread}"
         first.message = f"{numbers}; {first.message}"
         raise first
-    check_complete(lookup, consumer, topic, count)
     return count
 
 

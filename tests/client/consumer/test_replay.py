@@ -9,12 +9,13 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
-from nsqext.broker import Cluster
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.client.consumer.replay import _replay, check_complete
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
-from tests.support.consumers import publish, quick
+from tests.support.consumers import eventually, publish, quick
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -116,9 +117,9 @@ class _Redelivering:
 
 async def test_a_replay_ends_although_what_it_refused_times_out_and_is_delivered_again() -> None:
     consumer = cast("Consumer", _Redelivering())
-    lookup, producer = cast("Lookup", None), cast("Producer", None)
+    producer = cast("Producer", None)
     with anyio.fail_after(10), pytest.raises(InvalidInput, match="1 of 1 dead letters were not replayed; "):
-        await _replay(lookup, producer, consumer, "dead", 0.2)
+        await _replay(producer, consumer, {}, 0.2)
 
 
 async def test_a_replay_that_gives_up_says_that_it_has_not_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,52 @@ async def test_a_replay_that_gives_up_says_that_it_has_not_read_all(monkeypatch:
         publish(cluster, "dead", b"1", b"2", b"3")
         with pytest.raises(InvalidInput, match="2 of 2 dead letters were not replayed, and the rest was not read; "):
             await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5)
+
+
+async def test_a_message_that_is_rejected_again_is_published_once() -> None:
+    """It was published to all channels of its topic without end."""
+    with Cluster(nodes=1) as cluster, anyio.fail_after(30):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", partitions=2, extend=True, channels=["replay"])
+        handled: list[bytes] = []
+        consumer = Consumer("orders", "billing", lookupd=cluster.lookupd, **quick(max_attempts=1, dead_letter="dead"))
+
+        @consumer.handler
+        async def reject(message: Message) -> None:
+            handled.append(message.body)
+            raise Reject("still no money")
+
+        async with Producer(cluster.lookupd) as producer, consumer:
+            for body, partition in ((b"1", 0), (b"2", 1), (b"3", 0)):
+                await producer.publish("dead", body, headers={"dead-letter-topic": "orders"}, partition=partition)
+            assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=1.0) == 3
+            await eventually(lambda: consumer.statistics().dead_letters == 3)
+            assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=1.0) == 3
+            await eventually(lambda: consumer.statistics().dead_letters == 6)
+        assert sorted(handled) == [b"1", b"1", b"2", b"2", b"3", b"3"]
+
+
+async def test_a_message_above_a_mebibyte_has_a_dead_letter_and_is_replayed() -> None:
+    """The default bound of producers refused it, so that it failed without end; servers may accept more."""
+    options = ClusterOptions(limits=ServerLimits(max_msg_size=4 << 20))
+    with Cluster(nodes=1, options=options) as cluster, anyio.fail_after(30):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", extend=True, channels=["replay"])
+        handled: list[int] = []
+        consumer = Consumer("orders", "billing", lookupd=cluster.lookupd, **quick(max_attempts=1, dead_letter="dead"))
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            handled.append(len(message.body))
+            if len(handled) == 1:
+                raise Reject("no money")
+
+        async with Producer(cluster.lookupd, max_message_size=4 << 20) as producer, consumer:
+            await producer.publish("orders", bytes(2 << 20))
+            await eventually(lambda: consumer.statistics().dead_letters == 1)
+            assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5) == 1
+            await eventually(lambda: len(handled) == 2)
+    assert handled == [2 << 20] * 2
 
 
 async def test_a_new_channel_replays_what_was_stored_before() -> None:

@@ -21,7 +21,8 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
-from nsqext.errors.server import ExtendRefused
+from nsqext.errors.server import BadMessage, ExtendRefused, RecordTooLarge
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.header_members import add_members
 from nsqext.protocol.messages import TRACE_ID_HEADER
 
@@ -41,6 +42,7 @@ They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` 
 FIRST_ADDED: Final = DEAD_LETTER_PREFIX + "error"
 HEADER_OF_ORIGINAL: Final = DEAD_LETTER_PREFIX + "header"
 _LONGEST_ERROR = 1000
+_TOO_LONG = (InvalidHeader, InvalidBody, BadMessage, RecordTooLarge)  # with the origin
 
 
 @define(eq=False)
@@ -64,7 +66,8 @@ class DeadLetterTopic:
         from nsqext.client.producer.producer import Producer
 
         connection = settings_for(connection_settings(), given.values)
-        return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
+        largest = connection.get("max_frame_size", DEFAULT_MAX_FRAME_SIZE)  # the servers have stored what was received
+        return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, max_message_size=largest, **connection))
 
     async def run(self, *, check: bool = True) -> None:
         """Keep the producer open until cancelled; ``check`` first warns if dead letters cannot be published."""
@@ -105,14 +108,14 @@ class DeadLetterTopic:
             header = add_members(message.header, self._origin(message, error), original=HEADER_OF_ORIGINAL)
             await republish(self._producer, self.topic, message, header)
             return
-        except (ExtendNotSupported, ExtendRefused, InvalidHeader, InvalidBody) as refusal:
+        except (ExtendNotSupported, ExtendRefused, *_TOO_LONG) as refusal:
             logger.warning(
                 "dead letter without origin, it cannot be replayed: %s: %r",
                 refusal,
                 message,
                 extra={"topic": self.topic},
             )
-            too_long = isinstance(refusal, InvalidHeader | InvalidBody)
+            too_long = isinstance(refusal, _TOO_LONG)
         if too_long:
             await republish(self._producer, self.topic, message)
             return

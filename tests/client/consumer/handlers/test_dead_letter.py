@@ -123,6 +123,19 @@ async def test_a_message_that_leaves_no_room_for_its_origin_is_published_as_it_i
         caplog.clear()
 
 
+async def test_a_message_that_the_server_refuses_with_its_origin_is_published_as_it_is_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = error("E_BAD_MESSAGE PUB_EXT message too big 1048600 > 1048576")
+    async with scripted_lookup() as lookup, scripted_node(obey({"PUB_EXT": [refusal, ok()]})) as node:
+        lookup.set_leaders({0: node}, num=1, extend=True)
+        await bury(make_message(RecordingOwner(), headers={"a": "b"}), node=node, lookupd=str(lookup))
+        (_, first), (_, second) = sent(node)
+        assert b"dead-letter-topic" in first
+        assert second == len(header := b'{"a":"b"}').to_bytes(2) + header + b"body"
+    assert "dead letter without origin, it cannot be replayed" in caplog.text
+
+
 async def test_a_dead_letter_without_headers_goes_to_the_partition_of_its_key() -> None:
     messages = [make_message(RecordingOwner(), key="k") for _ in range(2)]
     async with scripted_lookup() as lookup, scripted_node(obey()) as node:

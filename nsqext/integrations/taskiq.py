@@ -28,6 +28,7 @@ __all__ = ("NsqBroker",)
 logger: logging.Logger = logging.getLogger("nsqext.taskiq")
 
 _LOSING = ("sample_rate", "ext_filter")  # servers finish what a worker does not take
+_OF_HANDLERS = ("max_attempts", "requeue_delay", "max_requeue_delay", "requeue_jitter", "backoff", "concurrency")
 
 
 class NsqBroker(AsyncBroker):
@@ -54,7 +55,7 @@ class NsqBroker(AsyncBroker):
         settings: settings of producers and consumers.
 
     Raises:
-        InvalidSetting: unknown or invalid setting, no address, or a setting with which tasks would be lost.
+        InvalidSetting: unknown or invalid setting, no address, or a setting that has no effect or would lose tasks.
         InvalidName: a queue or channel that servers refuse.
     """
 
@@ -79,6 +80,12 @@ class NsqBroker(AsyncBroker):
         for name in _LOSING:
             if self._given.values.get(name):
                 raise InvalidSetting(f"tasks would be lost with the setting {name}", hint="leave it out")
+        for name in _OF_HANDLERS:
+            if name in self._given.values:
+                raise InvalidSetting(
+                    f"the setting {name} has no effect: Taskiq runs and acknowledges the tasks",
+                    hint="use its middleware for retries, and --max-async-tasks of its worker",
+                )
         self._topics = QueueTopics(
             topic_create=topic_create, topic_partitions=topic_partitions, topic_replicas=topic_replicas
         )

@@ -238,6 +238,15 @@ class NsqClients:
                 count += partition.depth if one is None else one.lag - one.in_flight
         return count
 
+    def has_consumers(self, topics: Iterable[str], channel: str) -> bool:
+        """Return whether a consumer is connected to a channel at any of its topics; False without lookup."""
+        for topic in topics if self.has_lookup else ():
+            with suppress(TopicNotFound):
+                partitions = self.admin.stats(topic, channel).partitions
+                if any(channel in one.channels and one.channels[channel].connections for one in partitions):
+                    return True
+        return False
+
     def empty(self, topics: Iterable[str], channel: str) -> int:
         """Drop a channel's waiting messages; return their number."""
         topics = tuple(topics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -47,6 +48,8 @@ def _with_subclasses(base: type[NsqError]) -> Iterator[type[NsqError]]:
     for found in base.__subclasses__():
         yield from _with_subclasses(found)
 
+
+logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 # errors after which kombu connects again and repeats the operation, which may store a publish twice
 _UNREACHABLE: tuple[type[NsqError], ...] = (
@@ -145,15 +148,23 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
             source.consumer.topics = tuple(spec.topics)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any) -> None:
-        """Delete a queue with its messages."""
+        """Delete a queue with its messages, unless `if_unused` and it is consumed, or `if_empty` and messages wait."""
         spec = self._queue(queue)
         if if_empty and self._size(queue):
+            return
+        if if_unused and self._is_consumed(queue):
             return
         self._close_source(queue)
         if self.clients.has_lookup and not spec.transient:  # servers delete a transient queue's channel
             self.clients.delete(spec.topics, spec.channel)
         self.state.queue_bindings_delete(queue)
         self.connection.queues.pop(queue, None)
+
+    def _is_consumed(self, queue: str) -> bool:
+        spec = self._queue(queue)
+        if spec.transient:
+            return queue in self._sources
+        return self.clients.has_consumers(spec.topics, spec.channel)
 
     def _size(self, queue: str) -> int:
         spec = self._queue(queue)
@@ -166,7 +177,10 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
     # Publishing
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **options: Any) -> None:
-        """Publish a message and wait until it is stored; without a bound queue it is dropped, as in AMQP."""
+        """Publish a message and wait until it is stored; without a bound queue it is dropped, as in AMQP.
+
+        A dropped message is logged, unless it was for an exchange that need not have receivers: of events and replies.
+        """
         properties = message["properties"]
         if properties.get("priority"):
             raise OperationNotSupported(
@@ -175,9 +189,14 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
                 hint="use a queue for each of them",
             )
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-        topic = topic_of(self._exchange(exchange), routing_key or "")
+        target = self._exchange(exchange)
+        topic = topic_of(target, routing_key or "")
         body, headers = encode_message(message, extend=self.clients.extend_support(topic))
-        self.clients.publish(topic, body, headers, due_time(message))
+        stored = self.clients.publish(topic, body, headers, due_time(message))
+        if not (stored or target.has_one_topic):
+            logger.warning(
+                "a message is dropped, because no queue is bound: exchange %r, routing key %r", exchange, routing_key
+            )
 
     # Consuming
 

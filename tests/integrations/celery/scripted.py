@@ -80,6 +80,7 @@ class ScriptedConsumer:
 class _Channel:
     lag: int
     in_flight: int
+    connections: int = 0
 
 
 @define(eq=False)
@@ -98,7 +99,8 @@ class ScriptedServers:
 
     def __init__(self) -> None:
         self.meta_of: dict[str, TopicMeta] = {}
-        self.queues: dict[str, dict[str, tuple[int, int]]] = {}  # lag and messages in flight by topic and channel
+        # lag, messages in flight and perhaps connections by topic and channel
+        self.queues: dict[str, dict[str, tuple[int, ...]]] = {}
         self.depth = 0  # messages of each topic without a channel
         self.calls: list[tuple[Any, ...]] = []
         self.published: list[tuple[str, bytes, Any, float | None]] = []
@@ -125,7 +127,7 @@ class ScriptedServers:
 
     # Admin
 
-    def _channels(self, topic: str) -> dict[str, tuple[int, int]]:
+    def _channels(self, topic: str) -> dict[str, tuple[int, ...]]:
         try:
             return self.queues[topic]
         except KeyError:

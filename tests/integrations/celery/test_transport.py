@@ -204,6 +204,32 @@ def test_deleting_a_queue_keeps_what_was_received_from_others(connect: Connect, 
     assert not receiver.messages[0].delivery_info.get("redelivered")
 
 
+def test_an_exchange_that_is_deleted_leaves_the_queues_that_are_consumed(connect: Connect, name: str) -> None:
+    """Kombu deletes the queues of an exchange that are unused and empty; their consumers and tasks in flight count."""
+    queue = kombu.Queue(name, kombu.Exchange(name), routing_key="a")
+    receiver, other = Receiver(worker := connect(), queue, ack=False), connect()
+    publish(worker, 1, queue, exchange=name, routing_key="a")
+    assert receiver.wait(1) == [1]
+    with other.channel() as channel:
+        queue(channel).declare()
+        queue.exchange(channel).delete()
+    receiver.channel.close()
+    assert Receiver(worker, queue).wait(1) == [1], "it was not acknowledged"
+
+
+def test_a_message_without_a_bound_queue_is_logged(
+    cluster: Cluster, connect: Connect, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The original NSQ keeps it for the first queue; events and replies need no receiver."""
+    connection = connect()
+    for kind, durable in (("direct", True), ("fanout", True), ("topic", True), ("direct", False)):
+        exchange = kombu.Exchange(f"{name}_{kind}_{durable}", kind, durable=durable)
+        publish(connection, 1, exchange, exchange=exchange, routing_key="other")
+    text = f"a message is dropped, because no queue is bound: exchange '{name}_direct_True', routing key 'other'"
+    found = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert found == [text] * (cluster.generation == "redesigned")
+
+
 def test_messages_of_a_removed_binding_are_dropped(connect: Connect, name: str) -> None:
     exchange = kombu.Exchange(name, "topic")
     queue = kombu.Queue(name, bindings=[kombu.binding(exchange, "a"), kombu.binding(exchange, "b")])

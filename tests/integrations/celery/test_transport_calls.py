@@ -98,6 +98,21 @@ def test_a_queue_that_is_deleted_is_forgotten(channel: Any, servers: ScriptedSer
     assert not channel.state.has_binding(name, name, "a")
 
 
+@pytest.mark.parametrize("connections", [0, 1])
+def test_a_queue_with_a_consumer_is_not_deleted_as_unused(
+    channel: Any, servers: ScriptedServers, name: str, connections: int
+) -> None:
+    kombu.Queue(name)(channel).declare()
+    servers.queues = {name: {name: (0, 0, connections)}}
+    channel.queue_delete(name, if_unused=True)
+    assert len(servers.queues) == connections
+    kombu.Queue(f"{name}_2", auto_delete=True)(channel).declare()
+    if connections:
+        consume(channel, f"{name}_2")
+    channel.queue_delete(f"{name}_2", if_unused=True)
+    assert (f"{name}_2" in channel.connection.queues) is bool(connections)
+
+
 def test_a_transient_queue_is_neither_counted_nor_deleted_at_the_servers(
     channel: Any, servers: ScriptedServers, name: str
 ) -> None:

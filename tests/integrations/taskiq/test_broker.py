@@ -359,6 +359,9 @@ def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
     for losing in ({"sample_rate": 20}, {"ext_filter": ExtFilter(1, "user", "ann")}):
         with pytest.raises(InvalidSetting, match=f"tasks would be lost with the setting {next(iter(losing))}"):
             NsqBroker(cluster.lookupd, **losing)
+    for unused in ({"max_attempts": 5, "dead_letter": "dead"}, {"concurrency": 8}, {"backoff": "off"}):
+        with pytest.raises(InvalidSetting, match=f"the setting {next(iter(unused))} has no effect"):
+            NsqBroker(cluster.lookupd, **unused)
     with pytest.raises(InvalidSetting, match="unknown setting"):
         NsqBroker(cluster.lookupd, max_inflight=7)  # type: ignore[call-arg]
 

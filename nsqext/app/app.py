@@ -17,6 +17,7 @@ from nsqext.app.results import publish_results
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.start_checks import (
     check_dead_letters_once,
+    overlap,
     refuse_loops,
     refuse_shared,
     warn_of_drops_once,
@@ -244,11 +245,12 @@ class App(Router, Runnable):
     def _add(self, spec: HandlerSpec) -> None:
         around = (*self._middleware, *spec.middleware)
         check_handler_kind(around, batch=spec.batch is not None, auto_finish=spec.auto_finish)
+        consumer = self._consumer_of(spec)  # raises for invalid options
         for other in self.specs:
             own, others = (self._consumer_values(self._given.values, one.settings) for one in (spec, other))
-            if all(own.get(name) == others.get(name) for name in ("tag", "partitions")):
+            if own.get("tag") == others.get("tag") and overlap(own.get("partitions"), others.get("partitions")):
                 refuse_shared(spec, other)
-        self._consumers.append(self._consumer_of(spec))  # raises for invalid options
+        self._consumers.append(consumer)
         super()._add(spec)
 
     def _remove_from(self, index: int) -> None:

@@ -36,6 +36,11 @@ def refuse_shared(spec: HandlerSpec, other: HandlerSpec) -> None:
         )
 
 
+def overlap(partitions: Iterable[int] | None, others: Iterable[int] | None) -> bool:
+    """Return whether two choices of partitions have one in common; None is the choice of all."""
+    return partitions is None or others is None or not {*partitions}.isdisjoint(others)
+
+
 def refuse_loops(specs: Iterable[HandlerSpec], publishers: Mapping[Callable[..., object], Iterable[str]]) -> None:
     """Refuse a handler that publishes to a topic of its own pattern; raises InvalidSetting."""
     for spec in specs:

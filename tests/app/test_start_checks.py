@@ -69,6 +69,8 @@ async def test_a_router_refuses_a_tag_that_no_app_can_use() -> None:
         ({"tag": "a"}, {"tag": "a"}, True),
         ({"partitions": (0,)}, {"partitions": (1,)}, False),
         ({"partitions": (0,)}, {"partitions": (0,)}, True),
+        ({"partitions": (0, 1)}, {"partitions": (1, 2)}, True),
+        ({"partitions": (0,)}, {}, True),
         ({"max_attempts": 2}, {"max_attempts": 3}, True),
     ],
 )

@@ -237,6 +237,8 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         NsqError: the cluster of the source or target refuses.
     """
     source = await _known(run.connection, lambda admin: admin.topic(run.topic), missing=True)
+    if run.running.start is not None and (source is None or source.generation == "original"):
+        raise InvalidSetting("the original NSQ has no start positions", topic=run.topic, hint="leave out --start")
     origin = source.meta if source is not None and source.meta is not None else TopicMeta()
     run.sorts = origin.partition_num > 0 and not origin.ordered
     existing = await _known(target, lambda admin: _topic(admin, run.target))

@@ -194,6 +194,17 @@ def test_the_original_generation_has_no_keys_and_no_order(cluster: Cluster) -> N
     assert (keyed.returncode, b"the original NSQ has no keys" in keyed.stderr) == (2, True), keyed.stderr
 
 
+def test_a_start_of_the_original_generation_is_refused_before_a_topic_is_created(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    with Cluster(nodes=1, generation="original") as original:
+        original.create_topic(topic)
+        address = str(original.nodes["n1"].tcp)
+        for source in (where(original), ("--nsqd", address)):
+            done = run("relay", topic, "--to", topic, "--start", "earliest", *source, *to(cluster))
+            assert (done.returncode, b"has no start positions" in done.stderr) == (2, True), done.stderr
+    assert topic not in cluster.topics
+
+
 def test_a_message_that_the_target_can_never_store_ends_the_relay_and_stays(cluster: Cluster) -> None:
     source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
     cluster.create_topic(source, channels=["relay"])

@@ -1,6 +1,6 @@
 """Store the messages of the topic ``orders`` in PostgreSQL, each of them once.
 
-The database has a table ``orders (id bytea PRIMARY KEY, body bytea)``.
+The database has a table ``orders (id bytea, stored bigint, body bytea, PRIMARY KEY (id, stored))``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psycopg
 
 from nsqext import Consumer
 
-INSERT = "INSERT INTO orders (id, body) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
+INSERT = "INSERT INTO orders (id, stored, body) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
 
 
 async def store(lookupd: str, database: str) -> None:
@@ -24,7 +24,7 @@ async def store(lookupd: str, database: str) -> None:
     ):
         async for batch in consumer.batches(max_count=500, max_wait=0.2):
             async with connection.transaction(), connection.cursor() as cursor:
-                await cursor.executemany(INSERT, [(message.id, message.body) for message in batch])
+                await cursor.executemany(INSERT, [(message.id, message.timestamp, message.body) for message in batch])
             await batch.finish()
 
 

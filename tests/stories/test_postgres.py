@@ -58,7 +58,7 @@ async def test_each_message_is_stored_once(postgres: str) -> None:
         psycopg.connect(postgres) as blocker,
         Cluster(nodes=3) as cluster,
     ):
-        database.execute("CREATE TABLE orders (id bytea PRIMARY KEY, body bytea)")
+        database.execute("CREATE TABLE orders (id bytea, stored bigint, body bytea, PRIMARY KEY (id, stored))")
         cluster.create_topic("orders", partitions=2, replicas=3, channels=["archive"])
         async with Producer(cluster.lookupd) as producer:
             for partition in range(2):

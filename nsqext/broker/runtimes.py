@@ -21,7 +21,7 @@ from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup, LookupServer
 from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.runtime import ManagedLookupd, NodeChange, Runtime
+from nsqext.broker.runtime import ManagedLookupd, ManagedNode, NodeChange, Runtime
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -317,13 +317,25 @@ class RuntimeOriginal(Runtime):
 
     def _registering(self) -> int:
         """Return the number of nodes that run, and so register their topics."""
-        found = self.nodes.values()
-        return sum(running.server is not None and not running.member.node.faults.frozen for running in found)
+        return sum(map(_registers, self.nodes.values()))
+
+    async def advance(self, seconds: float) -> None:
+        """Advance the clock; nodes that run have sent their PINGs meanwhile."""
+        await super().advance(seconds)
+        ports = {found.member.tcp.port for found in self.nodes.values() if _registers(found)}
+        for lookupd in self._original:
+            for producer in lookupd.registry.producers("client"):
+                if producer.node.members["tcp_port"] in ports:
+                    producer.node.last_seen = self.clock.wall()
 
     def delete_topic(self, name: str) -> None:
         deleted = [running.member.node.delete_topic(name) for running in self.nodes.values()]
         if not any(deleted):
             raise TopicNotFound("unknown topic", topic=name)
+
+
+def _registers(running: ManagedNode) -> bool:
+    return running.server is not None and not running.member.node.faults.frozen
 
 
 def _shows_topic(lookupd: OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int) -> bool:

@@ -242,7 +242,6 @@ class GoProtocol(H11Protocol):
         """Answer what h11 refuses; within a body, the handler answers."""
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
             self._break_body(self.cycle)
-            _close_after(self.cycle.scope)
         else:
             self._refuse(BAD_REQUEST)
 
@@ -250,6 +249,7 @@ class GoProtocol(H11Protocol):
     def _break_body(cycle: RequestResponseCycle) -> None:
         scope: Any = cycle.scope
         scope[BROKEN_BODY] = True
+        _close_after(scope)
         cycle.more_body = False
         cycle.message_event.set()
 

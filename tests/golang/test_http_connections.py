@@ -102,6 +102,7 @@ def test_a_publish_whose_body_ends_early(generation: str, answer: bytes, stored:
             client.shutdown(socket.SHUT_WR)
             found = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert found.endswith(answer)
+        assert b"\r\nconnection: close\r\n" in found
         with sync.Admin(cluster.lookupd) as admin:
             assert admin.stats("half").partitions[0].messages == stored
 

@@ -17,6 +17,7 @@ import os
 import runpy
 import select
 import selectors
+import signal
 import socket
 import sys
 import termios
@@ -76,6 +77,7 @@ def serve(control: socket.socket, owner: int | None = None) -> dict[str, Any] | 
                     source.close()
                     clients.remove(source)
                     if not clients and _is_unused(control):
+                        _end_commands(selector)
                         return None
                     continue
                 request: dict[str, Any] = json.loads(data)
@@ -104,6 +106,15 @@ def _is_unused(listener: socket.socket) -> bool:
             return False
         listener.close()
         return True
+
+
+def _end_commands(selector: selectors.BaseSelector) -> None:
+    """End commands that still run: the tests that would have ended them were killed."""
+    running = [key.data[0] for key in selector.get_map().values() if isinstance(key.data, tuple)]
+    for pid in running:
+        for kill in (os.killpg, os.kill):  # it may not lead its group yet
+            with suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
 
 
 def _report(watched: int, pid: int, reply: socket.socket) -> None:

@@ -74,6 +74,21 @@ def test_the_error_of_a_task_is_named_before_what_it_causes() -> None:
         simulate(fails_because_of_a_task, seeds=1)
 
 
+async def awaits_a_task_that_fails(world: World) -> None:
+    async def fail() -> None:
+        raise ValueError("expected")
+
+    KEPT.append(asyncio.create_task(fail()))
+    with pytest.raises(ValueError, match="expected"):
+        await KEPT[-1]
+    KEPT.append(asyncio.create_task(asyncio.sleep(1)))
+    KEPT[-1].cancel()
+
+
+def test_the_error_of_a_task_that_is_awaited_is_no_error_of_the_run() -> None:
+    assert simulate(awaits_a_task_that_fails, seeds=1)[0].error is None
+
+
 async def kills_a_process_that_publishes_at_its_end(world: World) -> None:
     await world.cluster.create_topic("orders", channels=["billing"])
     begun, ended = anyio.Event(), list[str]()
@@ -104,8 +119,9 @@ def test_a_killed_process_sends_nothing_and_has_ended() -> None:
 async def starts_two_processes_of_one_name(world: World) -> None:
     for name in ("one", "other"):
         world.start(anyio.lowlevel.checkpoint, name)
-    with pytest.raises(InvalidState, match="a process 'other' exists"):
-        world.start(anyio.lowlevel.checkpoint, "other")
+    for name in ("other", "n1", "l1", "server"):  # to kill a process with the name of a node would kill the node
+        with pytest.raises(InvalidState, match=f"a process '{name}' exists"):
+            world.start(anyio.lowlevel.checkpoint, name)
 
 
 async def sets_the_clock(world: World) -> None:
@@ -431,6 +447,17 @@ def test_a_stalled_process_neither_reads_nor_writes() -> None:
             use()
     network.stalled.clear()
     assert (client.recv(10), client.send(b"x")) == (b"unread", 1)
+
+
+def test_a_peer_that_does_not_read_fills_the_buffers() -> None:
+    network = Network(Random(1), NetworkOptions(split=0.0, partial=0.0, buffers=(100,)))
+    client, server = connected(network)
+    assert client.send(bytes(150)) == 100
+    later(network, 1.0)
+    with pytest.raises(BlockingIOError):
+        client.send(b"x")
+    assert len(server.recv(40)) == 40
+    assert client.send(bytes(150)) == 40
 
 
 def test_a_slow_link_delays_what_it_carries() -> None:

@@ -221,8 +221,7 @@ class SimulatedLoop(BaseSelectorEventLoop):
 
     def unseen_errors(self) -> list[BaseException]:
         """Return the errors of ended tasks that the program keeps and did not await, in the order of the tasks."""
-        ended = [task for task in sorted(self._made, key=hash) if task.done() and not task.cancelled()]
-        return [task.exception() for task in ended if task._log_traceback and task.exception() is not None]
+        return [task.exception() for task in sorted(self._made, key=hash) if task._log_traceback]
 
     def time(self) -> float:
         return self.network.now

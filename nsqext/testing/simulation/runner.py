@@ -139,7 +139,7 @@ class World:
             name: by default p1, p2 and so on.
         """
         process = ClientProcess(name or f"p{len(self.clients)}", self.network, self.cluster.calls)
-        if process.name in self.clients:
+        if process.name in (*self.clients, *self.cluster.nodes, *self.cluster.lookupds, "server"):
             raise InvalidState(f"a process {process.name!r} exists")
         self.clients.append(process.name)
         self._tasks.start_soon(process.run, main)

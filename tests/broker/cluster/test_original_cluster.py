@@ -85,6 +85,13 @@ def test_a_frozen_node_becomes_inactive() -> None:
         eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 1)
 
 
+def test_a_node_that_runs_stays_listed_when_the_clock_is_advanced() -> None:
+    with Cluster(1, generation="original") as cluster:
+        cluster.create_topic("t")
+        cluster.faults.clock.advance(3600)
+        assert ports(cluster.lookupd[0], "t") == [port(cluster.nodes["n1"].tcp)]
+
+
 @pytest.mark.parametrize("end", ["kill", "terminate", "freeze"])
 def test_a_topic_is_created_on_the_nodes_that_run(end: str) -> None:
     """With a node that was terminated or frozen, `create_topic` never returned."""

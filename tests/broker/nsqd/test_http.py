@@ -491,6 +491,7 @@ async def test_options_are_shown_and_changed() -> None:
         ("tcp_address", "127.0.0.1:4150"),
         ("statsd_prefix", "nsq.127_0_0_1_4151."),
         ("req_to_end_threshold", "900000000000"),
+        ("sync_timeout", "2000000000"),
         ("use_fsync", "false"),
         ("e2e_processing_latency_percentiles", "null"),
     ):

@@ -282,6 +282,20 @@ async def test_stats_list_consumers_and_producers() -> None:
     assert "heap_objects" in text
 
 
+async def test_a_consumer_shows_what_it_publishes_to_other_topics_unless_one_is_asked_for() -> None:
+    node = make_original()
+    web, consumer = web_of(node), _consumer(node, ready=0)
+    consumer.ask(sized("PUB other", b"a"))
+
+    async def counts(query: str) -> object:
+        topics = (await web.get(f"/stats?format=json{query}")).json()["topics"]
+        (client,) = next(topic["channels"][0]["clients"] for topic in topics if topic["topic_name"] == "t")
+        return client.get("pub_counts")
+
+    assert await counts("") == [{"topic": "other", "count": 1}]
+    assert await counts("&topic=t") is None
+
+
 async def test_stats_of_a_consumer_that_also_publishes_are_the_same_in_both_lists() -> None:
     node = make_original()
     web = web_of(node)
@@ -334,6 +348,7 @@ async def test_info_ping_and_options() -> None:
     info = (await web.get("/info")).json()
     assert (info["tcp_port"], info["max_heartbeat_interval"], info["max_deflate_level"]) == (4150, 60_000_000_000, 6)
     assert (await web.get("/config/max_rdy_count")).text == "7"
+    assert (await web.get("/config/sync_timeout")).text == "2000000000"
     assert (await web.put("/config/nsqlookupd_tcp_addresses", content=b'["127.0.0.1:1"]')).json() == ["127.0.0.1:1"]
     assert node.switches.lookupd_addresses == ["127.0.0.1:1"]
     assert [(await web.put("/config/log_level", content=level)).text for level in _LEVELS] == list("54321")

@@ -12,16 +12,19 @@ import argparse
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Queue
 from random import Random
+from typing import Any
 
 import pytest
 from attrs import frozen
@@ -128,19 +131,33 @@ def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, f
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_PROFILE": "mutate",
     }
+    process = started(command, cwd=folder, env=environment)
     try:
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
-        )
+        output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         found = ""  # the tests that were left may have found it
     else:
-        lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
-        found = (lines[0].split(" - ")[0] if lines else "an error of pytest") if ended.returncode else ""
+        lines = [line for line in output.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
+        found = (lines[0].split(" - ")[0] if lines else "an error of pytest") if process.returncode else ""
     finally:
+        end(process)
         path.write_text(right)
         folders.put(folder)
     return trial, found, time.monotonic() - began
+
+
+def started(command: list[str], **settings: Any) -> subprocess.Popen[str]:
+    """Start a program in a session of its own, for `end`."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, **settings
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a program and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def say(text: str) -> None:

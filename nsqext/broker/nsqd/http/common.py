@@ -144,7 +144,6 @@ def _fixed(node: Node, addresses: Mapping[str, str]) -> dict[str, Any]:
         "mem_queue_size": options.mem_queue_size,
         "http_address": addresses["http"],
         "https_address": addresses.get("https", ""),
-        "sync_timeout": round(options.disk.sync_interval * NANOSECONDS),
         "tcp_address": addresses["tcp"],
         "tls_min_version": _TLS_1_0,
         "tls_required": int(limits.tls_required),
@@ -167,6 +166,7 @@ def _fixed(node: Node, addresses: Mapping[str, str]) -> dict[str, Any]:
             "max_confirm_win": rules.confirm_window,
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * NANOSECONDS),
+            "sync_timeout": round(options.flush_interval / 4 * NANOSECONDS),
             **node.place,
         }
     if prefix := values["statsd_prefix"]:

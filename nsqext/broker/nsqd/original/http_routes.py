@@ -170,17 +170,18 @@ class OriginalRoutes(RequestArgs):
             key=lambda hosted: hosted.partition.topic,
         )
         return [
-            self._topic(hosted, channel, clients=clients)
+            self._topic(hosted, topic, channel, clients=clients)
             for hosted in chosen
             if not channel or channel in hosted.partition.channels
         ]
 
-    def _topic(self, hosted: Hosted, only: str, *, clients: bool) -> dict[str, Any]:
+    def _topic(self, hosted: Hosted, asked: str, only: str, *, clients: bool) -> dict[str, Any]:
+        """Return a topic; ``asked`` and ``only`` are topic and channel of the request, or empty."""
         partition = hosted.partition
         return {
             "topic_name": partition.topic,
             "channels": [
-                self._channel(channel, hosted, clients=clients)
+                self._channel(channel, hosted, asked, clients=clients)
                 for name, channel in sorted(partition.channels.items())
                 if only in ("", name)
             ],
@@ -192,11 +193,11 @@ class OriginalRoutes(RequestArgs):
             "e2e_processing_latency": NO_LATENCY,
         }
 
-    def _channel(self, channel: Channel, hosted: Hosted, *, clients: bool) -> dict[str, Any]:
-        stats, sessions, topic = channel.stats(), self.node.sessions, hosted.partition.topic
+    def _channel(self, channel: Channel, hosted: Hosted, asked: str, *, clients: bool) -> dict[str, Any]:
+        stats, sessions = channel.stats(), self.node.sessions
         delivered = hosted.deliveries.get(channel.name, 0)
         found = [
-            _client(sessions[number], client, topic) for number, client in channel.clients.items() if number in sessions
+            _client(sessions[number], client, asked) for number, client in channel.clients.items() if number in sessions
         ]
         return {
             "channel_name": channel.name,

@@ -18,7 +18,7 @@ PREFIX = "NSQEXT_"
 """Default prefix of environment variables."""
 _ADDRESSES = ("lookupd", "nsqd")
 # variables of other parts of the package
-_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER")
+_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER", "NSQEXT_OUTBOX")
 # variables that Kubernetes sets for a service with the prefix's name
 _KUBERNETES = r"(PORT|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)"
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}

@@ -35,6 +35,14 @@ def test_a_prefix_of_another_part_of_the_package_can_be_chosen(monkeypatch: pyte
     assert nsqext.Producer(env="NSQEXT_TEST_").settings["timeout"] == 7.0
 
 
+@pytest.mark.parametrize("name", ["NSQEXT_OUTBOX", "NSQEXT_WEB_BASIC_AUTH", "NSQEXT_CONTEXTS_FILE", "NSQEXT_WORKER"])
+def test_variables_of_commands_are_no_settings_of_clients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With the database of the outbox in the environment, each client and command refused to start."""
+    for variable, value in {"NSQEXT_LOOKUPD": "h:1", "NSQEXT_TIMEOUT": "7", name: "sqlite:///shop.db"}.items():
+        monkeypatch.setenv(variable, value)
+    assert nsqext.Producer().settings["timeout"] == 7.0
+
+
 def test_clients_that_need_lookup_do_not_ask_for_nsqd() -> None:
     with pytest.raises(InvalidSetting, match="set QUEUE_LOOKUPD, or QUEUE_URL"):
         nsqext.Lookup(env="QUEUE_")

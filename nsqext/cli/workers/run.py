@@ -86,15 +86,20 @@ class Supervisor:
                         workers.start_soon(self._keep_running, number, watch is not None)
                 tasks.cancel_scope.cancel()
         finally:
-            if self._ready_file is not None:
-                self._ready_file.unlink(missing_ok=True)
+            self._mark_ready(ready=False)
         return self._status
 
     async def _keep_running(self, number: int, reload: bool) -> None:
         pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
             started, changes = time.monotonic(), self._changes
-            status = await self._run_once(number)
+            try:
+                status = await self._run_once(number)
+            except OSError as error:  # no memory or process is left, or Python is being upgraded: others run on
+                logger.warning("worker %d cannot be started, trying again: %s", number, error)
+                with anyio.move_on_after(0.0 if self._stopping else pauses.next()):
+                    await self._waiting.wait()
+                continue
             if self._stopping:
                 if status not in (0, -signal.SIGTERM, CANNOT_START):
                     logger.error("worker %d exited with status %d while it drained", number, status)
@@ -202,13 +207,21 @@ class Supervisor:
     def _set_ready(self, number: int, *, ready: bool) -> None:
         (self._ready.add if ready else self._ready.discard)(number)
         complete = len(self._ready) == self._workers
-        if self._ready_file is not None:
-            if complete:
+        self._mark_ready(ready=complete)
+        if complete and ready:
+            logger.info("all workers are ready: %d", self._workers)
+
+    def _mark_ready(self, *, ready: bool) -> None:
+        """Create or remove the file; a full disk or a removed folder must not end workers that run."""
+        if self._ready_file is None:
+            return
+        try:
+            if ready:
                 self._ready_file.touch()
             else:
                 self._ready_file.unlink(missing_ok=True)
-        if complete and ready:
-            logger.info("all workers are ready: %d", self._workers)
+        except OSError as error:
+            logger.warning("--ready-file does not show that workers are %sready: %s", "" if ready else "not ", error)
 
     def stop(self) -> None:
         self._stopping = True

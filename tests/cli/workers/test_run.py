@@ -180,11 +180,11 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
 
 
 @contextmanager
-def when_ready(act: Callable[[], None]) -> Iterator[None]:
-    """Call a function when the log says that the only worker is ready."""
+def when_ready(act: Callable[[], None], workers: int = 1) -> Iterator[None]:
+    """Call a function when the log says that all workers are ready."""
 
     def look(record: logging.LogRecord) -> bool:
-        if record.getMessage() == "all workers are ready: 1":
+        if record.getMessage() == f"all workers are ready: {workers}":
             act()
         return True
 
@@ -303,6 +303,42 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
         assert anyio.run(supervisor.run) == 0
     assert (existed, file.exists()) == ([True], False)
     assert "restarting" not in caplog.text
+
+
+def test_a_worker_that_cannot_be_started_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No process was left at the moment, or Python was being upgraded: all workers were killed."""
+    caplog.set_level(logging.INFO, "nsqext.run")
+    monkeypatch.setattr("nsqext.cli.workers.run._FIRST_PAUSE", 0.01)
+    failures = [BlockingIOError(11, "no process is left"), FileNotFoundError(2, "no Python")]
+
+    async def open_process(words: list[str], **options: Any) -> Any:
+        if words[-1] == "2" and failures:
+            raise failures.pop(0)
+        return await opened(words, **options)
+
+    opened = anyio.open_process
+    monkeypatch.setattr(anyio, "open_process", open_process)
+    worker = "import os, sys; os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read()"
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker, "{number}"], 2)
+    with when_ready(supervisor.stop, workers=2):
+        assert anyio.run(supervisor.run) == 0
+    assert caplog.text.count("worker 2 cannot be started, trying again") == 2
+    assert "no process is left" in caplog.text and caplog.text.count("is ready, pid") == 2
+
+
+def test_a_ready_file_that_cannot_be_written_does_not_end_the_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder was cleaned up while a worker restarted: all workers were killed."""
+    caplog.set_level(logging.INFO, "nsqext.run")
+    worker = "import os, sys; os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read()"
+    supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, ready_file=tmp_path / "removed" / "ready")
+    with when_ready(supervisor.stop):
+        assert anyio.run(supervisor.run) == 0
+    assert "--ready-file does not show that workers are ready: " in caplog.text
+    assert "No such file or directory" in caplog.text
 
 
 def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqext.admin.nodes import NodeAdmin
-from nsqext.admin.requests import ask_each, http_of, no_partition, unsupported
+from nsqext.admin.requests import ask_all, ask_each, http_of, no_partition, unsupported
 from nsqext.admin.results import StoredMessage
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, topic_stats
 from nsqext.admin.topics import TopicAdmin
@@ -52,14 +53,18 @@ class Admin(TopicAdmin, NodeAdmin):
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
         """Return the TCP addresses of the in-sync replicas by partition, the leader first.
 
+        Only its leader knows them: a partition without a leader, or whose leader does not respond, has an empty tuple.
+
         Raises:
-            OperationNotSupported, TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
+            ConnectionFailed: no leader responded.
+            OperationNotSupported, TopicNotFound: see `Admin`.
         """
         requests = self._open()
-        where = await requests.led(topic)
-        if where.nodes:
-            raise unsupported("replicas", "the original NSQ has no replicas", topic)
-        return await in_sync_replicas(requests, where)
+        where, _ = await requests.find_redesigned(topic, "replicas", "the original NSQ has no replicas")
+        found, failed = await ask_all(where.leaders, partial(in_sync_replicas, requests, where))
+        if failed and not found:
+            raise next(iter(failed.values()))
+        return {number: found.get(number, ()) for number in sorted({*range(where.partition_num), *where.leaders})}
 
     async def stats(self, topic: str, channel: str | None = None) -> TopicStats:
         """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.

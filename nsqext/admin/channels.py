@@ -128,12 +128,28 @@ class ChannelAdmin(AdminBase):
         """Make a stuck channel of the redesigned NSQ read again from its confirmed position.
 
         Finished messages behind this position are not delivered again; messages in flight may be delivered twice.
-        Without effect on paused, skipped or ordered channels.
+        Without effect on a channel that `set_channel` made ordered, which servers do not report.
 
         Raises:
-            InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
+            InvalidInput: unknown channel; or the topic is ordered, or the channel is paused or skipped on a partition,
+                which then does not read again; other partitions do.
+            OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
-        await self._open().change_channel("fixconfirmed", topic, channel, operation="redeliver_unfinished")
+        requests = self._open()
+        await requests.change_channel("fixconfirmed", topic, channel, operation="redeliver_unfinished")
+        where = await requests.find(topic)
+        if where.meta.ordered:
+            raise InvalidInput("channels of an ordered topic cannot read again", topic=topic)
+        for part in (await topic_stats(requests, where, channel)).partitions:
+            for one in part.channels.values():
+                if one.paused or one.skipped:
+                    state = "paused" if one.paused else "skipped"
+                    raise InvalidInput(
+                        f"the channel {channel} is {state}: it does not read again",
+                        topic=topic,
+                        partition=part.partition,
+                        hint="unpause or unskip it first",
+                    )
 
     async def empty_delayed(self, topic: str, channel: str) -> None:
         """Discard the delayed messages of a channel of the redesigned NSQ, in memory and in the delayed queue.

@@ -205,7 +205,7 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
     if partition not in where.leaders:
         raise no_partition(topic, partition)
     leads = str(where.leaders[partition]) == source
-    if not leads and source not in (await in_sync_replicas(requests, where))[partition]:
+    if not leads and source not in await in_sync_replicas(requests, where, partition):
         raise InvalidInput(f"{source} has no replica of the partition", topic=topic, partition=partition)
     params: dict[str, str | int] = {
         "topic": topic,
@@ -219,7 +219,7 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
 
     async def check() -> None:
         now = await requests.led(topic)
-        replicas = (await in_sync_replicas(requests, now))[partition]
+        replicas = await in_sync_replicas(requests, now, partition)
         if target not in replicas or (leads and str(now.leaders[partition]) != target):
             raise PartitionUnavailable("the partition has not moved yet", topic=topic, partition=partition)
 

@@ -64,11 +64,13 @@ _TOPIC_ARGUMENTS = {
     "multipart": ("multipart", None),
     "registered_channels_only": ("disable_channel_auto_create", None),
 }
+_ONE = {"partitions": 1, "replicas": 1}  # of topics of the original NSQ too
 
 
 def redesigned_settings(settings: Mapping[str, object]) -> list[str]:
     """Return the names of the settings of a new topic that the original NSQ lacks."""
-    return [name for name, value in settings.items() if value is True or value not in (None, False, 1)]
+    given = {name: value for name, value in settings.items() if value is not None and value is not False}
+    return [name for name, value in given.items() if value != _ONE.get(name)]
 
 
 def refuse_redesigned(names: Sequence[str], topic: str, nodes: Iterable[NodeStatus]) -> None:

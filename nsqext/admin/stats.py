@@ -117,14 +117,11 @@ async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
     )
 
 
-async def in_sync_replicas(requests: ClusterRequests, where: PartitionMap) -> dict[int, tuple[str, ...]]:
-    """Request the in-sync replicas of each partition from its leader; see `nsqext.Admin.replicas`."""
-    found: dict[int, tuple[str, ...]] = {}
-    for number, node in sorted(where.leaders.items()):
-        params: dict[str, str | int] = {"topic": where.topic, "partition": number}
-        data = await requests.get(http_of(where, node), "/coordinator/stats", params)
-        found[number] = _read_replicas(data, node)
-    return found
+async def in_sync_replicas(requests: ClusterRequests, where: PartitionMap, partition: int) -> tuple[str, ...]:
+    """Request the in-sync replicas of a partition from its leader; see `nsqext.Admin.replicas`."""
+    node = where.leaders[partition]
+    params: dict[str, str | int] = {"topic": where.topic, "partition": partition}
+    return _read_replicas(await requests.get(http_of(where, node), "/coordinator/stats", params), node)
 
 
 def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:

@@ -122,8 +122,9 @@ def install_completion(shell: str) -> Path:
     path.write_text(known.script, encoding="utf-8")
     if known.settings is not None:
         settings = known.settings()
-        text = settings.read_text(encoding="utf-8") if settings.is_file() else ""
-        if known.line not in text.splitlines():
-            end = "" if not text or text.endswith("\n") else "\n"
-            settings.write_text(f"{text}{end}{known.line}\n", encoding="utf-8")
+        content = settings.read_bytes() if settings.is_file() else b""
+        if known.line.encode() not in content.splitlines():
+            end = b"" if not content or content.endswith(b"\n") else b"\n"
+            with settings.open("ab") as file:  # a full disk leaves what it has
+                file.write(b"%b%b\n" % (end, known.line.encode()))
     return path

@@ -233,7 +233,7 @@ def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
             continue
         try:
             record = msgspec.json.decode(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{path.name}, line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise InvalidInput(f"{path.name}, line {number} is not a message record")

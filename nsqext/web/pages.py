@@ -26,7 +26,7 @@ from nsqext.web.topic_list import topic_list
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqext.admin import Admin, KeyRange, NodeStatus, PartitionStats, StoredMessage, TopicInfo
+    from nsqext.admin import Admin, KeyRange, NodeStatus, PartitionStats, StoredMessage, TopicInfo, TopicStats
     from nsqext.broker import Cluster
     from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.types import Address
@@ -155,6 +155,7 @@ class Pages:
             "stats": stats,
             "partitions": rows,
             "channels": channels,
+            "stopped": {one: _stopped(stats, one) for one in channels},
             "names": {node.address: node.name for node in nodes},
             "http": {node.address: str(node.status.http) for node in nodes if node.status and node.status.http},
             "moves": moves if self._cluster is not None and info.generation == "redesigned" else {},
@@ -177,7 +178,9 @@ class Pages:
             "missing": [one for one in range(info.meta.partition_num if info.meta else 0) if one not in reported],
             "stats": stats,
             "channel": found,
-            "paused": sum(part.channels[channel].paused for part in partitions),
+            "stopped": _stopped(stats, channel),
+            "paused": any(part.channels[channel].paused for part in partitions),
+            "skipped": any(part.channels[channel].skipped for part in partitions),
             "partitions": partitions,
             "clients": sorted(clients, key=lambda one: (one.client_id, one.address, one.partition or 0)),
             "kinds": sorted({part.channels[channel].dispatch for part in partitions} - {""}),
@@ -268,6 +271,17 @@ def _messages(topic: TopicInfo, found: Sequence[object], *, count: int = _PEEKED
     shown = {"topic": topic, "messages": found, "count": count, "seconds": _WATCHED}
     unsaid = {"partition": None, "waited": False, "missing": (), "silent": ()}
     return Page("messages.html", f"Messages of {topic.name}", {**unsaid, **shown, **values})
+
+
+def _stopped(stats: TopicStats | None, channel: str) -> list[str]:
+    """Return why a channel delivers no messages, on all of its partitions or on some."""
+    parts = [part.channels[channel] for part in stats.partitions if channel in part.channels] if stats else []
+    counts = {"paused": sum(part.paused for part in parts), "skips every message": sum(part.skipped for part in parts)}
+    return [
+        text if count == len(parts) else f"{text} in {count} of {len(parts)} places"
+        for text, count in counts.items()
+        if count
+    ]
 
 
 def _known_topic(snapshot: Snapshot, name: str) -> str:

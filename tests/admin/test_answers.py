@@ -10,7 +10,7 @@ import pytest
 from nsqext import Admin
 from nsqext.admin.options import redesigned_settings, refuse_redesigned
 from nsqext.admin.results import NodeStatus
-from nsqext.errors import InvalidInput, InvalidSetting, PartitionUnavailable
+from nsqext.errors import ConnectionFailed, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.types import Address
 from tests.support.admin_requests import OK, admin_of, params, requests_to
 from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json
@@ -45,6 +45,22 @@ async def test_the_leader_is_the_first_replica(nodes: LookupNodes) -> None:
         nodes.route(address, "/coordinator/stats", {"topic_coord_stats": [{"isr_stats": replicas}]})
     found = await admin_of(nodes).replicas("orders")
     assert found == {0: ("n1:4150", "[::1]:4150", "n0:4150", "n2:4152"), 1: ()}
+
+
+async def test_the_replicas_of_a_partition_without_a_leader_or_whose_leader_is_silent_are_not_known(
+    nodes: LookupNodes,
+) -> None:
+    """Those of the other partitions are."""
+    nodes.finds("a:4161", lookup_json({0: "n1:4150", 2: "n2:4152"}, num=3))
+    members = {"topic_coord_stats": [{"isr_stats": [{"node_id": "n1:4260:4150:7"}]}]}
+    nodes.route("n1:4151", "/coordinator/stats", members)
+    nodes.route("n2:4153", "/coordinator/stats", httpx.ConnectError("down"))
+    assert await admin_of(nodes).replicas("orders") == {0: ("n1:4150",), 1: (), 2: ()}
+    nodes.route("n1:4151", "/coordinator/stats", httpx.ConnectError("down"))
+    with pytest.raises(ConnectionFailed, match="down"):
+        await admin_of(nodes).replicas("orders")
+    nodes.finds("a:4161", lookup_json({}, num=2))
+    assert await admin_of(nodes).replicas("orders") == {0: (), 1: ()}
 
 
 async def test_a_move_that_takes_too_long_is_an_error(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +141,6 @@ async def test_a_topic_with_a_leaderless_partition_is_not_led(nodes: LookupNodes
     with pytest.raises(PartitionUnavailable, match="no leader of the partition") as caught:
         await requests_to(nodes).led("orders")
     assert caught.value.partition == 1
-    with pytest.raises(PartitionUnavailable):
-        await admin_of(nodes).replicas("orders")
 
 
 async def test_a_topic_that_no_node_reports_is_in_the_statistics(nodes: LookupNodes) -> None:
@@ -163,6 +177,8 @@ def test_settings_are_refused_by_a_cluster_of_original_nodes_only() -> None:
         refuse_redesigned(names, "orders", nodes)
     refuse_redesigned([], "orders", [original])
     assert redesigned_settings({"extend": True, "ordered": False, "multipart": True}) == ["extend", "multipart"]
+    given = {"sync_every": 1, "retention_days": 0, "partitions": 1, "replicas": 1}
+    assert redesigned_settings(given) == ["sync_every", "retention_days"]
 
 
 def test_lookup_has_more_time_for_changes_than_for_the_requests_of_other_clients() -> None:

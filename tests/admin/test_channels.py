@@ -144,3 +144,28 @@ async def test_a_header_of_keys_without_a_dispatch_is_refused(nodes: LookupNodes
     """It would be ignored."""
     with pytest.raises(InvalidInput, match="dispatch=None is none of shared, key_failover"):
         await admin_of(nodes).create_channel("orders", "ch", key_header="cart")
+
+
+@pytest.mark.parametrize("state", ["paused", "skipped"])
+async def test_a_channel_that_is_paused_or_skipped_on_a_partition_does_not_read_again_there(
+    nodes: LookupNodes, state: str
+) -> None:
+    """Servers report success, and do nothing."""
+    find_by_all(nodes, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    asked = [nodes.route(name, "/channel/fixconfirmed", OK, "POST") for name in ("n1:4151", "n2:4153")]
+    nodes.route("n1:4151", "/stats", {"topics": [stats_json([{"channel_name": "ch"}])]})
+    stopped = stats_json([{"channel_name": "ch", state: True}, {"channel_name": "other"}])
+    nodes.route("n2:4153", "/stats", {"topics": [stopped | {"topic_partition": "1"}]})
+    with pytest.raises(InvalidInput, match=f"the channel ch is {state}: it does not read again") as caught:
+        await admin_of(nodes).redeliver_unfinished("orders", "ch")
+    assert ([len(route.calls) for route in asked], caught.value.partition) == ([1, 1], 1)
+    nodes.route("n2:4153", "/stats", {"topics": [stats_json([{"channel_name": "ch"}]) | {"topic_partition": "1"}]})
+    await admin_of(nodes).redeliver_unfinished("orders", "ch")
+
+
+async def test_a_channel_of_an_ordered_topic_does_not_read_again(nodes: LookupNodes) -> None:
+    data = lookup_json({0: "n1:4150"}, num=1)
+    find_by_all(nodes, data | {"meta": {**data["meta"], "ordered": True}})
+    nodes.route("n1:4151", "/channel/fixconfirmed", OK, "POST")
+    with pytest.raises(InvalidInput, match="channels of an ordered topic cannot read again"):
+        await admin_of(nodes).redeliver_unfinished("orders", "ch")

@@ -143,6 +143,16 @@ def test_a_completion_is_installed_in_the_folder_that_the_shell_reads(
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == written
 
 
+def test_a_completion_is_added_to_settings_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a traceback, and wrote the whole file again."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = tmp_path / ".bashrc"
+    settings.write_bytes(b"# Gr\xfc\xdfe")
+    for _ in range(2):
+        install_completion("bash")
+    assert settings.read_bytes() == b"# Gr\xfc\xdfe\nsource ~/.bash_completions/nsqext.sh\n"
+
+
 def test_a_completion_is_installed_once_beside_what_the_user_has(shell: Shell) -> None:
     first, second = shell.run("nsqext --install-completion"), shell.run("nsqext --install-completion")
     assert (first.stderr, first.stdout) == ("", second.stdout)

@@ -59,7 +59,7 @@ ENDING = {
     "topic trace": ("topic trace {topic} --channel ch --yes", "is traced"),
     "topic tombstone": ("topic tombstone {topic} {http} --yes", "is hidden"),
     "node list": ("node list", "reachable"),
-    "node disable-writes": ("node disable-writes --ordered-only --yes", "writes are disabled"),
+    "node disable-writes": ("node disable-writes --ordered-only --yes", "writes to ordered topics are disabled"),
     "node enable-writes": ("node enable-writes --yes", "writes are enabled"),
     "node log-level": ("node log-level debug --yes", "the log level is debug"),
     "node option": ("node option {node} msg_timeout", "60000000000"),

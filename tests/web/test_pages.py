@@ -118,6 +118,29 @@ async def test_what_the_numbers_lack_is_shown() -> None:
     assert '<span class="flag warn">incomplete</span>' in overview.text
 
 
+async def test_a_channel_that_skips_on_one_partition_can_deliver_again(redesigned: Cluster, topic: str) -> None:
+    leader = redesigned.nodes[redesigned.leader(topic, 1)]
+    skips = plain_http.post(f"http://{leader.http}/channel/skip?topic={topic}&channel=billing&partition=1")
+    assert skips.status_code == 200
+    async with browsing(redesigned, write=True) as browser:
+        pages = [await browser.get(f"/topics/{topic}{path}") for path in ("", "/channels/billing")]
+    assert ["skips every message in 1 of 2 places" in page.text for page in pages] == [True, True]
+    assert ">Stop skipping</button>" in pages[1].text
+
+
+async def test_a_partition_without_a_leader_does_not_hide_the_replicas_of_others() -> None:
+    with Cluster(nodes=4) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=2, channels=["ch"])
+        kept = {cluster.nodes[name].tcp for name in cluster.in_sync("orders", 0)}
+        for name in cluster.in_sync("orders", 1):
+            await anyio.to_thread.run_sync(cluster.kill, name)
+        async with browsing(cluster) as browser:
+            text = await page_with(browser, "/topics/orders", lambda text: "no leader" in text)
+    rows = [text.partition(f'<th scope="row">{number}</th>')[2].partition("</tr>")[0] for number in (0, 1)]
+    assert [address for address in kept if address not in rows[0]] == [] and len(kept) == 2
+    assert "no leader" in rows[1] and "no response" not in rows[1]
+
+
 async def test_key_ranges_are_drawn(redesigned: Cluster, topic: str) -> None:
     async with (
         Consumer(topic, "keys", lookupd=redesigned.lookupd, dispatch="key_failover"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsqext.admin import Admin, ChannelStats, TopicStats
 
 _COLUMNS = ("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped")
-_LACKS = ("unreachable", "missing")
+_ADDED = ("paused_on", "skipped_on", "unreachable", "missing")  # members that few records have
 
 app: CommandGroup = CommandGroup()
 
@@ -46,10 +46,24 @@ def lacking(topic: TopicStats) -> dict[str, list[Any]]:
     return {name: found for name, found in lacks.items() if found}
 
 
+def stopped_on(topic: TopicStats, channel: str) -> dict[str, list[Any]]:
+    """Return where a channel is paused or skipped, as members of its record, if it is so on some partitions only."""
+    parts = [part for part in topic.partitions if channel in part.channels]
+    stopped = {
+        "paused_on": [part for part in parts if part.channels[channel].paused],
+        "skipped_on": [part for part in parts if part.channels[channel].skipped],
+    }
+    return {
+        name: [str(part.node) if part.partition is None else part.partition for part in found]
+        for name, found in stopped.items()
+        if 0 < len(found) < len(parts)
+    }
+
+
 def table_columns(columns: tuple[str, ...], records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of a table; members of `lacking` are added if a record has them."""
+    """Return the columns of a table; members of `lacking` and `stopped_on` are added if a record has them."""
     present = {name for record in records for name in record}
-    return (*columns, *(name for name in _LACKS if name in present))
+    return (*columns, *(name for name in _ADDED if name in present))
 
 
 @app.command("list")
@@ -61,7 +75,7 @@ async def list_channels(connection: ServerAccess, topic: Topic) -> None:
         stats = await admin.stats(topic)
         names = await admin.channels(topic)
     lacks = lacking(stats)
-    records = [channel_record(topic, one) | lacks for one in stats.channels.values()]
+    records = [channel_record(topic, one) | stopped_on(stats, one.name) | lacks for one in stats.channels.values()]
     # a channel that no node has opened has no statistics
     records += [{"topic": topic, "channel": name, **lacks} for name in names if name not in stats.channels]
     connection.table(table_columns(_COLUMNS, records), records)

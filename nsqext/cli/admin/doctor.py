@@ -24,10 +24,11 @@ from nsqext.errors import InvalidSetting, NsqError, escaped
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupUrl, is_loopback, parse_lookup_addresses, url_of
+from nsqext.protocol.names import is_ephemeral
 from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from nsqext.admin import Admin, NodeStatus, TopicStats
     from nsqext.types import Address
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TIMEOUT = 5.0
+_SIGN_IN = (401, 403)  # of a gateway that demands the secret, which the examined client sends
 _CLOCK = 5.0  # largest difference of clocks, in seconds
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
@@ -145,7 +147,7 @@ async def _examine_address(kind: str, address: Address) -> list[Finding]:
             return [Finding("error", subject, f"is not reached: {error.text}", "is it running, and is the port open?")]
         hint = "is it the HTTP port (4161 of nsqlookupd, 4151 of nsqd) and not the TCP port?"
         return [Finding("error", subject, f"does not speak HTTP: {error.text}", hint)]
-    if answer.status != 200:
+    if answer.status not in (200, *_SIGN_IN):
         return [Finding("error", subject, f"/ping returned {answer.status}", "is it an NSQ server?")]
     findings = [Finding("ok", subject, f"responds in {(time.time() - began) * 1000:.0f} ms")]
     with suppress(ValueError):  # without a date, or with the text of a proxy
@@ -247,7 +249,25 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
         elif not channel.clients and channel.lag:
             hint = f"start a consumer, or nsqext channel delete {change}"
             findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))
+        else:
+            findings += _without_consumer(topic, channel.name)
+        if not is_ephemeral(channel.name):
+            lacks = [part.partition for part in topic.partitions if channel.name not in part.channels]
+            text = "does not exist on partition {}, and gets no message that is published there"
+            hint = f"nsqext channel create {change}"
+            findings += [Finding("warning", subject, text.format(one), hint) for one in lacks if one is not None]
     return findings
+
+
+def _without_consumer(topic: TopicStats, channel: str) -> Iterator[Finding]:
+    """Yield where messages wait although consumers are connected elsewhere."""
+    for part in topic.partitions:
+        found = part.channels.get(channel)
+        if found is not None and found.lag and not found.clients:
+            place = f"node {part.node}" if part.partition is None else f"partition {part.partition}"
+            text = f"has no consumer on {place}, and {found.lag} waiting messages there"
+            hint = "do the consumers reach its node? Read their logs"
+            yield Finding("warning", f"channel {topic.name}/{channel}", text, hint)
 
 
 async def _examine_client(connection: ServerAccess) -> list[Finding]:
@@ -280,7 +300,9 @@ async def check(
 ) -> None:
     """Probe a cluster, topic or channel; exit with 0 if it is healthy, otherwise with 1.
 
-    Without a topic, lookup and every node must respond.
+    Without a topic, lookup and every node must respond, and lookup nodes of the redesigned NSQ have a leader; a
+    partition without a leader is found for its topic, and by `nsqext doctor`. A topic or channel that is paused, or a
+    channel that skips messages, is not healthy.
     """
     if channel is None and (max_lag is not None or min_consumers):
         raise InvalidSetting("--max-lag and --min-consumers need a channel")
@@ -291,7 +313,7 @@ async def check(
         try:
             async with connection.admin(request_timeout) as admin:
                 if topic is None:
-                    problems.extend(await _check_nodes(admin))
+                    problems.extend(await _check_nodes(connection, admin))
                 else:
                     problems.extend(await _check_topic(admin, topic))
                 if topic is not None and channel is not None:
@@ -307,11 +329,14 @@ async def check(
         raise SystemExit(1)
 
 
-async def _check_nodes(admin: Admin) -> list[str]:
+async def _check_nodes(connection: ServerAccess, admin: Admin) -> list[str]:
     nodes = await admin.nodes()
     if not nodes:
         return ["lookup lists no node"]
-    return [f"node {node.tcp} does not respond" for node in nodes if not node.reachable]
+    async with LookupClient(connection.lookup(), connection.options().lookup) as client:
+        found = await examine_lookup(client)
+    problems = [found.text] if found.status == "error" else []
+    return problems + [f"node {node.tcp} does not respond" for node in nodes if not node.reachable]
 
 
 async def _check_topic(admin: Admin, topic: str) -> list[str]:
@@ -324,14 +349,20 @@ async def _check_topic(admin: Admin, topic: str) -> list[str]:
     ]
     if info.generation == "original" and not info.nodes:
         problems.append("lookup lists no node with the topic")
+    if any(part.paused for part in stats.partitions):
+        problems.append("the topic is paused")
     return problems + [f"node {node} does not respond" for node in stats.unreachable]
 
 
 async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | None, min_consumers: int) -> list[str]:
-    stats = (await admin.stats(topic, channel)).channels.get(channel)
+    found = await admin.stats(topic, channel)
+    stats = found.channels.get(channel)
     if stats is None:
         return [f"the topic has no channel {channel}"]
-    problems = []
+    parts = [part.channels[channel] for part in found.partitions if channel in part.channels]
+    problems = ["the channel is paused"] if any(part.paused for part in parts) else []
+    if any(part.skipped for part in parts):
+        problems.append("the channel finishes messages without delivering them")
     if max_lag is not None and stats.lag > max_lag:
         problems.append(f"{stats.lag} messages are unfinished; at most {max_lag} may be")
     if stats.consumers < min_consumers:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 
 from nsqext.cli.admin.channel import channel_record, lacking, table_columns
-from nsqext.cli.admin.stats import INTERVAL, look, stats_table
+from nsqext.cli.admin.stats import INTERVAL, check_watched, look, stats_table
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
 # members of a record whose lag is not known, and the reasons that they give
 _LACKS: Mapping[str, Callable[[list[Any]], str]] = {
     "unreachable": lambda nodes: f"no response of {', '.join(nodes)}",
-    "missing": lambda partitions: f"no node leads partition {', '.join(map(str, partitions))}",
+    "missing": lambda partitions: f"no node reports partition {', '.join(map(str, partitions))}",
 }
 
 
@@ -79,8 +78,7 @@ async def run(
     With --max, the exit code is 1 if a lag is above it, or unknown because a node does not respond or a partition has
     no leader.
     """
-    if not watch and interval != INTERVAL:
-        raise InvalidSetting("--interval without --watch would be ignored", hint="give --watch")
+    check_watched(watch=watch, interval=interval)
     async with connection.admin() as admin:
         if not watch:
             records = lag_records(await look(admin, topic, channel), channel)

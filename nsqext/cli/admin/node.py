@@ -61,7 +61,9 @@ async def disable_writes(
 ) -> Result:
     """Make all nodes of the redesigned NSQ refuse publishes, until `enable-writes`."""
     await admin.disable_writes(ordered_only=ordered_only)
-    return {"writes": "ordered" if ordered_only else "disabled"}, "writes are disabled"
+    if ordered_only:
+        return {"writes": "ordered"}, "writes to ordered topics are disabled"
+    return {"writes": "disabled"}, "writes are disabled"
 
 
 @app.command("enable-writes")

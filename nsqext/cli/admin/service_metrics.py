@@ -102,8 +102,12 @@ def read_series(text: str, namespace: str) -> dict[str, Numbers]:
 def judge(series: Mapping[str, Numbers]) -> Iterator[Finding]:
     """Return the findings about a service."""
     channels = sorted({key for name, numbers in series.items() if SERIES[name][0] == _OF_CHANNEL for key in numbers})
+    connections = series.get("consumer_connections", {})
     for key in channels:
         findings = list(_judge_channel("/".join(key), partial(_value, series, key=key)))
+        if connections.get(key) == 0:
+            hint = "are the nodes up, and does the service reach them? Read its log"
+            findings.append(Finding("error", f"service {'/'.join(key)}", "has no connection to a node", hint))
         yield from findings or [Finding("ok", f"service {'/'.join(key)}", "nothing dropped, no dead letters")]
     value = partial(_value, series, key=())
     if "outbox_waiting_messages" in series:

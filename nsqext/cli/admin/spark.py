@@ -47,8 +47,10 @@ def run(
         async with SourceAdmin(config) as admin:
             found = await _anchors(admin, topic, channel)
             if action == "list":
+                others = {name for (_, name), stats in found.items() if not _can_be_anchor(stats)}
                 for (partition, name), stats in sorted(found.items()):
-                    await _show(connection, admin, topic, partition, name, stats)
+                    if name not in others:
+                        await _show(connection, admin, topic, partition, name, stats)
                 return
             if channel is None or not found:
                 raise InvalidState(f"the channel {channel} does not exist", topic=topic)
@@ -84,7 +86,7 @@ def _can_be_anchor(stats: PartitionChannelStats) -> bool:
 async def _anchors(
     admin: SourceAdmin, topic: str, channel: str | None
 ) -> Mapping[tuple[int, str], PartitionChannelStats]:
-    """Return durable channels by partition and name; without a name, channels that can be anchors everywhere."""
+    """Return durable channels, or the named channel, by partition and name."""
     found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)
@@ -93,10 +95,7 @@ async def _anchors(
                 continue
             if channel is None or name == channel:
                 found[partition, name] = one
-    if channel is not None:
-        return found
-    others = {name for (_, name), stats in found.items() if not _can_be_anchor(stats)}
-    return {key: stats for key, stats in found.items() if key[1] not in others}
+    return found
 
 
 async def _show(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 from attrs import define, evolve
 
-from nsqext.cli.admin.channel import channel_record, lacking, table_columns
+from nsqext.cli.admin.channel import channel_record, lacking, stopped_on, table_columns
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
@@ -29,12 +29,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from nsqext.admin import Admin, TopicStats
+    from nsqext.admin import Admin, TopicInfo, TopicStats
 
 COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "messages", "per_second", "consumers", "paused")
 
 INTERVAL = 2.0
 """Seconds between refreshes, by default."""
+
+
+def check_watched(*, watch: bool, interval: float, count: int = 0) -> None:
+    """Raise InvalidSetting for options that only --watch uses."""
+    if not watch and (count or interval != INTERVAL):
+        name = "--count" if count else "--interval"
+        raise InvalidSetting(f"{name} without --watch would be ignored", hint="give --watch")
 
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
@@ -48,7 +55,7 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
         for channel in topic.channels.values():
             record = channel_record(name, channel)
             record["paused"] = record["paused"] or topic.paused
-            records.append(record | lacks)
+            records.append(record | stopped_on(topic, channel.name) | lacks)
     return rates.add(records)
 
 
@@ -78,12 +85,19 @@ class Rates:
         return records
 
 
+def _with_missing(stats: TopicStats, info: TopicInfo) -> TopicStats:
+    """Return the statistics with the partitions that no node has reported, as `Admin.stats` does."""
+    reported = {part.partition for part in stats.partitions}
+    created = range(info.meta.partition_num) if info.meta is not None else ()
+    return evolve(stats, missing=tuple(number for number in created if number not in reported))
+
+
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
     """Return the statistics of one topic or of all; raises InvalidInput if the topic has no such channel."""
     if topic is None:
         infos, every = await admin.topics(), await admin.all_stats()
         return {
-            name: evolve(stats, missing=infos[name].leaderless) if name in infos else stats  # created meanwhile
+            name: _with_missing(stats, infos[name]) if name in infos else stats  # created meanwhile
             for name, stats in every.items()
         }
     found = await admin.stats(topic, channel)
@@ -105,9 +119,7 @@ async def run(
     count: Annotated[int, Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
-    if not watch and (count or interval != INTERVAL):
-        name = "--count" if count else "--interval"
-        raise InvalidSetting(f"{name} without --watch would be ignored", hint="give --watch")
+    check_watched(watch=watch, interval=interval, count=count)
     rates, number = Rates(), 0
     async with connection.admin() as admin:
         if not watch:

@@ -37,6 +37,7 @@ def topic_record(info: TopicInfo) -> dict[str, Any]:
         "ordered": meta.ordered if meta else False,
         "channels": list(info.channels),
         "leaders": {str(number): str(node) for number, node in info.leaders.items()},
+        "leaderless": list(info.leaderless),
         "nodes": [str(node) for node in info.nodes],
     }
 
@@ -48,7 +49,9 @@ async def list_topics(connection: ServerAccess) -> None:
     """List every topic with its partitions and channels."""
     async with connection.admin() as admin:
         records = [topic_record(info) for info in (await admin.topics()).values()]
-    connection.table(("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"), records)
+    columns = ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels")
+    lacks = ("leaderless",) if any(record["leaderless"] for record in records) else ()
+    connection.table((*columns, *lacks), records)
 
 
 @app.command("show")
@@ -60,8 +63,8 @@ async def show_topic(connection: ServerAccess, topic: Topic) -> None:
         info = await admin.topic(topic)
         replicas = await admin.replicas(topic) if info.generation == "redesigned" else {}
     partitions = [
-        {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
-        for number, node in info.leaders.items()
+        {"partition": number, "leader": str(info.leaders.get(number, "no leader")), "in_sync": list(nodes)}
+        for number, nodes in replicas.items()
     ] or [{"node": str(node)} for node in info.nodes]
     record = topic_record(info) | {"in_sync": {str(number): list(nodes) for number, nodes in replicas.items()}}
     connection.show(record, describe(info))
@@ -273,11 +276,18 @@ def _show_map(connection: ServerAccess, found: PartitionMap) -> None:
         {"topic": found.topic, "meta": attrs.asdict(meta)},
         f"{found.topic}: {', '.join(describe_meta(meta)) if meta.partition_num else 'original NSQ'}",
     )
-    for partition, leader in found.leaders.items():
-        http = found.http.get(leader)
+    lacks = "no leader" if found.access == "r" else "not offered to producers"
+    for partition in sorted({*range(meta.partition_num), *found.leaders}):
+        leader = found.leaders.get(partition)
+        http = found.http.get(leader) if leader is not None else None
         connection.show(
-            {"topic": found.topic, "partition": partition, "leader": str(leader), "http": http and str(http)},
-            f"  partition {partition}: {leader}",
+            {
+                "topic": found.topic,
+                "partition": partition,
+                "leader": leader and str(leader),
+                "http": http and str(http),
+            },
+            f"  partition {partition}: {leader or lacks}",
         )
     for node in found.nodes:
         connection.show({"topic": found.topic, "node": str(node)}, f"  node {node}")

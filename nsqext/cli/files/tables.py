@@ -210,7 +210,7 @@ def _record_of_text(file: Path, number: int, row: Mapping[str, str]) -> dict[str
         record |= {name: int(record[name]) for name in _NUMBERS if name in record}
         if "headers" in record:
             record["headers"] = json.loads(record["headers"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file.name}, line {number}: {error}") from error
     if row.get("header_base64") == "" and _has_only_trace(record):
         record["header_base64"] = ""

@@ -18,6 +18,7 @@ from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import InvalidSetting, InvalidState
 
 _STARTUP = 60.0  # seconds for every node to accept the subscription
+_IN_FLIGHT = 64  # messages
 _clock = time.perf_counter
 
 
@@ -56,7 +57,7 @@ async def _publish_in_batches(load: _Load, producer: Producer) -> None:
         left -= size
 
 
-def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None:
+def _report(cluster: ServerAccess, what: str, count: int, elapsed: float, seconds: list[float]) -> None:
     rate = count / elapsed
     record: dict[str, object] = {"mode": what, "messages": count, "seconds": elapsed, "per_second": rate}
     text = f"{what}: {count} messages in {elapsed:.3f} s, {rate:,.0f}/s"
@@ -64,7 +65,7 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
         cuts = statistics.quantiles(seconds, n=100)
         record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
         text += f"; one call {cuts[49] * 1e3:.2f} ms (median), {cuts[98] * 1e3:.2f} ms (99 %)"
-    ServerAccess().show(record, text)
+    cluster.show(record, text)
 
 
 async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
@@ -84,7 +85,7 @@ async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
                 )
 
 
-async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
+async def _measure(cluster: ServerAccess, load: _Load, producer: Producer, consumer: Consumer) -> None:
     async with producer:
         with waits.waiting(f"{load.topic} to store messages"):
             await producer.publish(load.topic, load.body)
@@ -93,7 +94,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
                 await _publish_in_batches(load, producer)
             else:
                 await _publish_one_by_one(load, producer)
-        _report("publish", load.count, _clock() - started, load.seconds)
+        _report(cluster, "publish", load.count, _clock() - started, load.seconds)
     taken = 0
     ended = 0.0
 
@@ -111,7 +112,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     with waits.waiting(lambda: f"{place}: {taken} of {load.count + 1} received"):
         await consumer.serve(signals=False)
     if ended:
-        _report("consume", load.count, ended - begun, [])
+        _report(cluster, "consume", load.count, ended - begun, [])
 
 
 @examples("nsqext bench --count 50000", "nsqext bench load --channel c --lookupd 127.0.0.1:4161")
@@ -122,7 +123,7 @@ def run(
     channel: Annotated[str, Option(help="Channel to consume; it is created.")] = "bench",
     count: Annotated[int, Option(min=1, help="Messages.")] = 10_000,
     size: Annotated[int, Option(min=1, help="Size of each message in bytes.")] = 200,
-    in_flight: Annotated[int, Option(min=1, help="Concurrent publishes.")] = 64,
+    in_flight: Annotated[int, Option(min=1, help="Concurrent publishes, without --batch.")] = _IN_FLIGHT,
     batch: Annotated[int, Option(min=1, help="Messages in one publish.")] = 1,
 ) -> None:
     """Publish messages, then consume them, and report the rates.
@@ -130,6 +131,8 @@ def run(
     The time of consuming includes the connection, so use enough messages. Repeat the benchmark: a single run is not
     reliable on a busy machine.
     """
+    if batch > 1 and in_flight != _IN_FLIGHT:
+        raise InvalidSetting("--in-flight with --batch would be ignored", hint="batches are published one by one")
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 
     def measure(cluster: ServerAccess) -> None:
@@ -138,7 +141,7 @@ def run(
 
         async def run() -> None:
             await _create_channel(cluster, load)
-            await _measure(load, producer, consumer)
+            await _measure(cluster, load, producer, consumer)
 
         perform(run)
 
@@ -151,4 +154,4 @@ def run(
 
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(load.topic, channels=[channel])
-        measure(ServerAccess(",".join(cluster.lookupd)))
+        measure(ServerAccess(",".join(cluster.lookupd), json=connection.json))

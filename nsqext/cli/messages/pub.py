@@ -208,7 +208,7 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
 
             try:
                 yield number, outgoing_message(msgspec.json.decode(text))
-            except ValueError as error:  # of JSON or the record
+            except (ValueError, RecursionError) as error:  # of JSON or the record
                 raise InvalidInput(f"line {number}: {error}") from error
 
 

@@ -62,7 +62,9 @@ def run(
 
     Example: nsqext web --lookupd 127.0.0.1:4161 --write
     """
-    given = load_settings(ServerAccess(lookupd, url=url, context=context).chosen_url(), lookupd)
+    access = ServerAccess(lookupd, url=url, context=context)
+    given = load_settings(access.chosen_url(), lookupd)
+    servers = access.lookup() if given.lookupd or given.nsqd else _USUAL
     store = None
     if delay_store is not None:
         from nsqext.delays import DelayStore
@@ -84,7 +86,7 @@ def run(
         app_document=document,
         settings=given.values,
     )
-    anyio.run(_serve_until_signal, given.lookupd or _USUAL, options, Address(host, port))
+    anyio.run(_serve_until_signal, servers, options, Address(host, port))
 
 
 def web_options(host: str, basic_auth_file: Path | None = None, **given: Any) -> WebOptions:

@@ -29,6 +29,7 @@ from tests.support.command_line import Terminal, lines, run
 
 if TYPE_CHECKING:
     from nsqext.admin import TopicStats
+    from nsqext.lookup.responses import LookupNode
 
 NODES = 2
 
@@ -72,6 +73,59 @@ def test_the_doctor_finds_what_is_paused_or_skipped(cluster: Cluster) -> None:
         lines("topic", "pause", "orders", "--yes", *where)
         findings = {one["subject"]: one for one in lines("doctor", *where)}
     assert findings["topic orders"]["hint"] == "nsqext topic unpause orders"
+
+
+def test_the_doctor_finds_partitions_that_lack_a_channel_or_its_consumer(cluster: Cluster) -> None:
+    """Their messages wait for ever, or are lost to the channel, while its other partitions are in order."""
+    topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, partitions=2, channels=["billing", "audit"])
+    leader = cluster.nodes[cluster.leader(topic, 1)]
+    place = f"topic={topic}&channel=audit&partition=1"
+    assert plain_http.post(f"http://{leader.http}/channel/delete?{place}").status_code == 200
+    lines("pub", topic, "one", "--partition", "1", *where)
+    with sync.Consumer(topic, "billing", lookupd=cluster.lookupd, partitions=(0,)):
+        findings = {one["subject"]: one for one in lines("doctor", *where)}
+    waiting, absent = findings[f"channel {topic}/billing"], findings[f"channel {topic}/audit"]
+    assert (waiting["status"], absent["status"]) == ("warning", "warning")
+    assert waiting["text"] == "has no consumer on partition 1, and 1 waiting messages there"
+    assert absent["text"] == "does not exist on partition 1, and gets no message that is published there"
+    assert absent["hint"] == f"nsqext channel create {topic} audit"
+    lines("channel", "create", topic, "audit", *where)
+    assert f"channel {topic}/audit" not in {one["subject"] for one in lines("doctor", *where)}
+
+
+def test_a_cluster_whose_lookup_nodes_have_no_leader_is_not_healthy(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No partition gets another leader then."""
+
+    async def lookup_nodes(client: LookupClient) -> tuple[LookupNode, ...]:
+        return tuple(evolve(node, leader=False) for node in await known(client))
+
+    known = LookupClient.lookup_nodes
+    monkeypatch.setattr(LookupClient, "lookup_nodes", lookup_nodes)
+    with pytest.raises(SystemExit, match="1"):
+        main(["check", "--lookupd", cluster.lookupd[0]])
+    assert json.loads(capsys.readouterr().out)["problems"] == ["no lookup node is the leader"]
+
+
+def test_a_channel_that_is_paused_or_skips_messages_is_not_healthy(cluster: Cluster) -> None:
+    topic, where = make_topic(cluster, "billing"), ("--lookupd", cluster.lookupd[0])
+    for change, undone, problem in (
+        ("pause", "unpause", "the channel is paused"),
+        ("skip", "unskip", "the channel finishes messages without delivering them"),
+    ):
+        lines("channel", change, topic, "billing", "--yes", *where)
+        found = run("check", topic, "billing", "--max-lag", "0", *where)
+        assert (found.returncode, json.loads(found.stdout)["problems"]) == (1, [problem])
+        lines("channel", undone, topic, "billing", "--yes", *where)
+        assert lines("check", topic, "billing", *where) == [{"healthy": True, "problems": []}]
+    with Cluster(nodes=1, generation="original") as original:
+        original.create_topic("orders", channels=["ch"])
+        where = ("--lookupd", original.lookupd[0])
+        lines("topic", "pause", "orders", "--yes", *where)
+        found = run("check", "orders", *where)
+    assert (found.returncode, json.loads(found.stdout)["problems"]) == (1, ["the topic is paused"])
 
 
 def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
@@ -298,6 +352,34 @@ class _Lookup(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
+
+
+class _Gateway401(BaseHTTPRequestHandler):
+    """A gateway that demands a secret."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_gateway_that_demands_a_secret_is_a_server() -> None:
+    """The doctor doubted that it is one, and did not examine the cluster with the secret."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Gateway401) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            done = run("doctor", "--lookupd", address, NSQEXT_LOOKUP_TIMEOUT="1")
+        finally:
+            server.shutdown()
+            serving.join()
+    first, second, *_ = map(json.loads, done.stdout.splitlines())
+    assert (first["subject"], first["status"], done.returncode) == (f"lookup {address}", "ok", 1)
+    assert "refuses access: 401" in second["text"]
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0, None])

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import pytest
+from attrs import evolve
 
+from nsqext import Admin
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.cli.admin.lag import excess
 from nsqext.sync import Producer
 from tests.support.command_line import Terminal, lines, run, started
+
+if TYPE_CHECKING:
+    from nsqext.admin import TopicStats
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,7 @@ def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
         for words in (("orders", "billing"), ("orders",), ()):
             found = run("lag", *words, *where)
             assert found.returncode == 1
-            assert found.stderr == b"the lag of orders/billing is not known: no node leads partition 1\n"
+            assert found.stderr == b"the lag of orders/billing is not known: no node reports partition 1\n"
             (record,) = lines("stats", *words, *where[:2])
             assert record["missing"] == [1]
         assert [one["missing"] for one in lines("channel", "list", "orders", *where[:2])] == [[1]]
@@ -96,9 +103,29 @@ def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
         found = run("lag", *where)
         assert (found.returncode, found.stderr) == (
             1,
-            b"the lag of orders is not known: no node leads partition 0, 1\n",
+            b"the lag of orders is not known: no node reports partition 0, 1\n",
         )
         assert json.loads(found.stdout) == {"topic": "orders", "channel": None, "lag": None, "missing": [0, 1]}
+
+
+def test_a_partition_that_its_leader_does_not_report_makes_the_lag_of_any_topic_unknown(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is as for a while after an election: the lag of the other partitions was the whole."""
+    count, topic = Admin.all_stats, f"t_{token_hex(4)}"
+    lines("topic", "create", topic, "--partitions", "2", "--multipart", "--channel", "ch", "--lookupd", address)
+
+    async def all_stats(admin: Admin) -> dict[str, TopicStats]:
+        found = await count(admin)
+        return {topic: evolve(found[topic], partitions=found[topic].partitions[:1])}
+
+    monkeypatch.setattr(Admin, "all_stats", all_stats)
+    with pytest.raises(SystemExit) as end:
+        main(["lag", "--max", "5", "--lookupd", address])
+    assert (end.value.code, capsys.readouterr().err) == (
+        1,
+        f"the lag of {topic}/ch is not known: no node reports partition 1\n",
+    )
 
 
 def test_a_topic_of_the_original_nsq_without_a_node_is_not_healthy() -> None:

@@ -76,6 +76,7 @@ def test_every_series_that_is_judged_exists_with_its_labels() -> None:
             "ok",
             "nothing dropped, no dead letters",
         ),
+        (f"nsqext_consumer_connections{_CHANNEL} 0", "error", "has no connection to a node"),
         ("nsqext_outbox_waiting_messages 0\nnsqext_outbox_relays 1", "ok", "0 messages waiting; 1 relay"),
         ("nsqext_outbox_waiting_messages 0\nnsqext_outbox_relays 0", "ok", "0 messages waiting; 0 relays"),
         (

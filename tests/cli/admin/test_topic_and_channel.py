@@ -15,6 +15,8 @@ from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.lookup.client import LookupClient
 from nsqext.sync import Consumer
+from tests.support import plain_http
+from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started
 
 NODES = 2
@@ -201,6 +203,48 @@ def test_lookup_shows_nodes_topics_and_partitions(cluster: Cluster) -> None:
     assert (meta["meta"]["partition_num"], meta["meta"]["extend_support"]) == (2, True)
     leaders = {one["partition"]: one["leader"] for one in partitions}
     assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
+
+
+def test_a_partition_without_a_leader_is_named_and_hides_no_other() -> None:
+    """A topic of which one partition had no leader could not be shown, and its list looked complete."""
+    with Cluster(nodes=4) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=2, channels=["ch"])
+        where = ("--lookupd", cluster.lookupd[0])
+        first, second = ({*cluster.in_sync("orders", number)} for number in (0, 1))
+        assert not first & second
+        for name in second:
+            cluster.kill(name)
+        eventually(lambda: lines("topic", "list", *where)[0]["leaderless"] == [1], seconds=30.0)
+        (shown,) = lines("topic", "show", "orders", *where)
+        assert {*shown["in_sync"]["0"]} == {cluster.nodes[name].tcp for name in first}
+        assert (shown["in_sync"]["1"], shown["leaderless"], [*shown["leaders"]]) == ([], [1], ["0"])
+        for access, text in (("r", "partition 1: no leader"), ("w", "partition 1: not offered to producers")):
+            _, zero, one = lines("lookup", "orders", "--access", access, *where)
+            assert (zero["leader"], one["partition"], one["leader"]) == (shown["leaders"]["0"], 1, None)
+            with Terminal("lookup", "orders", "--access", access, *where) as terminal:
+                assert terminal.end() == 0
+            assert text in terminal.shown
+        for words, text in ((("show", "orders"), "no leader"), (("list",), "leaderless")):
+            with Terminal("topic", *words, *where) as terminal:
+                assert terminal.end() == 0
+            assert text in terminal.shown
+
+
+def test_a_channel_that_is_paused_on_one_partition_is_shown(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, partitions=2, channels=["c"])
+    for action, partition in (("pause", 0), ("skip", 1)):
+        leader = cluster.nodes[cluster.leader(topic, partition)]
+        place = f"topic={topic}&channel=c&partition={partition}"
+        assert plain_http.post(f"http://{leader.http}/channel/{action}?{place}").status_code == 200
+    for words in (("channel", "list"), ("stats",)):
+        (shown,) = lines(*words, topic, *where)
+        assert (shown["paused"], shown["paused_on"], shown["skipped"], shown["skipped_on"]) == (False, [0], False, [1])
+        with Terminal(*words, topic, *where) as terminal:
+            assert terminal.end() == 0
+        assert "skipped on" in terminal.shown
+    refused = run("channel", "redeliver", topic, "c", "--yes", *where)
+    assert (refused.returncode, b"it does not read again" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_lookup_shows_the_partitions_for_producers_or_consumers(

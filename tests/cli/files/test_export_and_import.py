@@ -284,6 +284,7 @@ def test_a_file_for_other_programs_is_imported(cluster: Cluster, tmp_path: Path)
         (b'body,key\n"a\nb",1\ncut', "line 4: 1 column instead of 2"),
         (b'body,key\n"cut', "unexpected end of data"),
         (b"body,body\na,b\n", "two columns of one name"),
+        (b'body,headers\na,"' + b"[" * 99_999 + b'"\n', "line 2: maximum recursion depth"),
         (b'\xef\xbb\xbfbody,headers\na,"{""a"": true}"\nb,1\n', "headers must be a JSON object"),
     ],
 )
@@ -292,6 +293,13 @@ def test_a_csv_file_that_is_not_whole_is_refused(tmp_path: Path, text: bytes, er
     file.write_bytes(text)
     with pytest.raises(InvalidInput, match=error):
         [outgoing_message(entry.record) for entry in entries_of(file, 0)]
+
+
+def test_a_record_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "given.jsonl"
+    file.write_bytes(b'{"body":"1"}\n{"headers":' + b"[" * 99_999 + b"\n")
+    with pytest.raises(InvalidInput, match="line 2 is not JSON: maximum recursion depth"):
+        list(entries_of(file, 0))
 
 
 def test_messages_before_a_damaged_line_are_imported(cluster: Cluster, tmp_path: Path) -> None:

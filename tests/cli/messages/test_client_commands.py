@@ -17,7 +17,7 @@ from nsqext.cli.command import perform
 from nsqext.errors import NotSent
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
-from tests.support.command_line import ROOT, lines, run, started, unexpected
+from tests.support.command_line import ROOT, Terminal, lines, run, started, unexpected
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -90,6 +90,12 @@ def test_bench_counts_its_publishes() -> None:
     assert published["per_second"] == pytest.approx(300 / published["seconds"])
 
 
+def test_bench_prints_json_at_a_terminal_if_it_is_wanted() -> None:
+    with Terminal("bench", "--count", "10", "--json") as terminal:
+        assert terminal.end() == 0
+    assert [json.loads(line)["mode"] for line in terminal.shown.splitlines()] == ["publish", "consume"]
+
+
 def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> None:
     words = ("--channel", "ch", "--count", "250", "--batch", "100", "--lookupd", cluster.lookupd[0])
     published, consumed = lines("bench", topic, *words)
@@ -121,6 +127,8 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
             ("topic", "create", "t", "--wait", "0", "--lookupd", "h:1"),
             "once the topic accepts publishes",
         ),
+        (("bench", "t", "--batch", "9", "--in-flight", "9", "--nsqd", "h:1"), "--in-flight with --batch would be"),
+        (("web", "--url", "nsqd://h:4150"), "needs the lookup service, not nsqd"),
         (("lookup", "--access", "w", "--lookupd", "h:1"), "--access without a topic would be ignored"),
         (("tail", "t", "--raw", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),
         (("tail", "t", "--format", "{body}", "--json", "--nsqd", "h:1"), "--json contradicts --raw and --format"),
@@ -150,6 +158,7 @@ def test_anchor_channels_of_spark(cluster: Cluster) -> None:
     lines("tail", topic, "--channel", "service", "--count", "3", *words)
     found = lines("spark", "anchors", "list", topic, *words)
     assert [(one["partition"], one["channel"], one["behind"]) for one in found] == [(0, "query", 0), (1, "query", 3)]
+    assert lines("spark", "anchors", "list", topic, "--channel", "service", *words) == []
     missing = run("spark", "anchors", "delete", topic, "--channel", "other", "--yes", *words)
     assert (missing.returncode, b"the channel other does not exist" in missing.stderr) == (2, True)
     stopped = run("spark", "anchors", "delete", topic, "--channel", "service", "--yes", *words)

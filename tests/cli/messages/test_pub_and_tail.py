@@ -172,6 +172,7 @@ def test_options_of_messages_as_arguments(cluster: Cluster, topic: str) -> None:
             1,
         ),
         ("json", b'{"body":"x"}\n\n{"body":"y"}\n{"body":""}\n', "line 4: a body cannot be empty", 2),
+        ("json", b'{"body":"x"}\n{"headers":' + b"[" * 99_999 + b"\n", "line 2: maximum recursion depth", 1),
         ("lines", b"one\n" + b"x" * (2 << 20), "line 2: a body of 2097152 bytes", 1),
     ],
 )

@@ -20,7 +20,6 @@ from attrs import define, field, frozen
 from nsqext.arguments import is_number
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
-from nsqext.client.signals import last_signal
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -376,6 +375,8 @@ class ServerAccess:
     @staticmethod
     def check_end(*, until_end: bool) -> None:
         """Exit as a shell's program does on a signal, if one came before the end that ``until_end`` waits for."""
+        from nsqext.client.signals import last_signal  # not for the help of all commands
+
         if until_end and (number := last_signal()):
             raise SystemExit(128 + number)
 

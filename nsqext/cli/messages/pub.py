@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import attrs
 import orjson
-from anyio.lowlevel import current_token
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.command import Topic, command, examples, parse_headers
@@ -24,10 +23,8 @@ from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import outgoing_message
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.client.signals import last_signal, stopping_on_signals
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError
 from nsqext.protocol.names import topic_and_partition
-from nsqext.transport.event_loop import call_soon
 
 if TYPE_CHECKING:
     from nsqext import Batcher, Producer
@@ -321,6 +318,11 @@ async def _publish_input(
     sending: Sending,
     given: dict[str, Any],
 ) -> None:
+    from anyio.lowlevel import current_token
+
+    from nsqext.client.signals import last_signal, stopping_on_signals
+    from nsqext.transport.event_loop import call_soon
+
     pace, count, last, reading = PublishPace(sending.rate), 0, 0, True
     token, rest, whole = current_token().native_token, anyio.CancelScope(), anyio.CancelScope()
     failure: NsqError | None = None

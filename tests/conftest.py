@@ -228,6 +228,7 @@ _LONG = (
     "tests/integrations/celery/test_transport.py",
     "tests/transactions/test_handled_ranges.py",
     "tests/transactions/test_relay.py",
+    "tests/transactions/test_relay_leases.py",
     "tests/cli/test_completion.py",
     "tests/admin/test_admin.py",
     "tests/stories/test_move_a_cluster.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from nsqext.sync.message import AnswerQueue
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
+from tests.support.blocking_client import eventually
 
 
 def publish(cluster: Cluster, topic: str, count: int) -> list[bytes]:
@@ -30,14 +30,6 @@ def publish(cluster: Cluster, topic: str, count: int) -> list[bytes]:
     with sync.Producer(cluster.lookupd) as producer:
         producer.publish_many(topic, bodies)
     return bodies
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 25
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def left_in(cluster: Cluster, topic: str) -> list[bytes]:
@@ -117,7 +109,7 @@ def test_each_message_has_a_context_of_its_own(cluster: Cluster, topic: str) -> 
         variable.set(message.body)
 
     with consumer:
-        until(lambda: len(seen) == len(bodies))
+        eventually(lambda: len(seen) == len(bodies))
     assert set(seen) == {b"unset"}
 
 
@@ -134,12 +126,12 @@ def test_the_message_that_is_handled_is_touched_and_the_earlier_ones_are_finishe
             release.wait(25)
 
     with consumer:
-        until(lambda: len(handled) == 10)
+        eventually(lambda: len(handled) == 10)
         receiver = consumer._original._receiver
-        until(lambda: consumer.statistics().finished == 9)
+        eventually(lambda: consumer.statistics().finished == 9)
         assert [message.body for message in receiver._running()] == handled[9:]
         release.set()
-        until(lambda: len(handled) == 20)
+        eventually(lambda: len(handled) == 20)
     assert left_in(cluster, topic) == []
 
 
@@ -153,11 +145,11 @@ def test_messages_that_are_answered_later_are_held(cluster: Cluster, topic: str)
         held.append(message)
 
     with consumer:
-        until(lambda: len(held) == 10)
+        eventually(lambda: len(held) == 10)
         assert consumer.statistics().in_flight == 10
         for message in held:
             message.finish()
-        until(lambda: consumer.statistics().in_flight == 0)
+        eventually(lambda: consumer.statistics().in_flight == 0)
     assert left_in(cluster, topic) == []
 
 
@@ -168,7 +160,7 @@ def test_a_message_that_its_handler_finished_is_not_finished_again(
     consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=1)
     consumer.handler(lambda message: message.finish())
     with consumer:
-        until(lambda: consumer.statistics().finished == 20)
+        eventually(lambda: consumer.statistics().finished == 20)
     assert caplog.text == ""
 
 

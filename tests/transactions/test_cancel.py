@@ -21,8 +21,8 @@ from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, relay
 from nsqext.transactions.store import MOST_BYTES, OutboxRow
 from tests.support.command_line import run
 from tests.support.consumers import eventually
+from tests.transactions.relays import Scripted, one_database, publishing
 from tests.transactions.test_outbox import connect
-from tests.transactions.test_relay import Scripted, one_database, publishing
 
 CANCELLED, TOO_LATE, UNKNOWN = Cancellation
 _LONG = 60.0

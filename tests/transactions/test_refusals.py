@@ -31,8 +31,8 @@ from nsqext.errors.server import (
 from nsqext.transactions import Outbox, OutboxStore
 from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
+from tests.transactions.relays import Scripted, publishing
 from tests.transactions.test_outbox import connect
-from tests.transactions.test_relay import Scripted, publishing
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 30

@@ -68,6 +68,8 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     try:
         channel.subscribe(subscriber, ordered=mode.ordered and not sampled, start=None if sampled else mode.start)
     except Refusal as refusal:
+        if channel.ephemeral and not channel.clients:
+            hosted.partition.delete_channel(place.channel)
         if refusal.text == _DISABLED:
             raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
         raise RequestError("E_INVALID", refusal.text) from None

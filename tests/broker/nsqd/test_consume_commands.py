@@ -45,6 +45,17 @@ def test_an_ordered_client_with_a_sample_rate_is_refused_and_leaves_its_channel(
     assert list(hosted.partition.channels) == left
 
 
+@pytest.mark.parametrize(("channel", "left"), [("ch", ["ch"]), ("ch#ephemeral", [])])
+def test_a_client_whose_start_position_is_refused_leaves_no_ephemeral_channel(channel: str, left: list[str]) -> None:
+    """Without a client, nothing would delete it, and it would keep all later messages."""
+    node = make_node()
+    hosted = host(node)
+    client = Client(node)
+    assert client.ask(f"SUB_ADVANCED t {channel} 0 special:0\n".encode()) == "!E_INVALID not supported offset type"
+    assert not client.open
+    assert list(hosted.partition.channels) == left
+
+
 @pytest.mark.parametrize("limits", [ServerLimits, ServerLimits.original], ids=["redesigned", "original"])
 def test_a_delay_is_bounded(limits: Callable[..., ServerLimits]) -> None:
     clock = Clock()

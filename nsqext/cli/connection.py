@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from nsqext.arguments import is_number
 from nsqext.cli.parameters import Option
@@ -247,7 +247,12 @@ class ServerAccess:
             from nsqext.http.client import load_httpcore
 
             load_httpcore(only_asyncio=True)  # before the event loop runs, without a thread
-        return found
+            return found
+        from nsqext.lookup.lookup import lookup_schema
+
+        # the environment may have settings for services that use lookup
+        own = lookup_schema().own
+        return evolve(found, values={name: value for name, value in found.values.items() if name not in own})
 
     def options(self) -> ConsumerOptions:
         from nsqext.client.consumer.options import ConsumerOptions

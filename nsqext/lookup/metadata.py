@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
+from attrs import fields
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, PartitionUnavailable, outside_text
 from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_addresses
@@ -98,11 +99,13 @@ class MetadataCache:
                 "both lookupd and nsqd are given" if lookupd else "neither lookupd nor nsqd is given",
                 hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to use nodes without lookup",
             )
-        self._options = options or LookupOptions()
+        self.options: LookupOptions = options or LookupOptions()
         self._transport = transport
-        if self._nsqd and self._options.node_filter is not None:
-            raise InvalidSetting("node_filter has no effect with nsqd=", hint="list the nodes to use in nsqd=")
-        self._filter = None if self._options.node_filter is None else NodeFilter(self._options.node_filter)
+        given = [one.name for one in fields(LookupOptions) if getattr(self.options, one.name) != one.default]
+        if self._nsqd and given:
+            name = given[0] if given[0] in ("address_map", "node_filter") else f"lookup_{given[0]}"
+            raise InvalidSetting(f"{name} has no effect with nsqd=", hint="leave it out, or give lookupd=")
+        self._filter = None if self.options.node_filter is None else NodeFilter(self.options.node_filter)
         self._client = None if self._nsqd else self._new_client(lookupd)
         self.service: frozenset[Address] = frozenset(self.addresses)  #: identifies the service
         self._maps: dict[Key, PartitionMap] = {}
@@ -123,7 +126,7 @@ class MetadataCache:
     def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
         from nsqext.lookup.client import LookupClient  # clients of fixed nodes need no HTTP
 
-        return LookupClient(lookupd, self._options, self._transport)
+        return LookupClient(lookupd, self.options, self._transport)
 
     @property
     def answer_age(self) -> float | None:
@@ -138,10 +141,6 @@ class MetadataCache:
     def place(self) -> str:
         """The addresses as an argument, for people."""
         return f"{'lookupd' if self.has_lookup else 'nsqd'}={','.join(map(str, self.addresses))!r}"
-
-    @property
-    def options(self) -> LookupOptions:
-        return self._options
 
     @property
     def has_lookup(self) -> bool:
@@ -397,7 +396,7 @@ class MetadataCache:
                 topic,
                 access,
                 partial(self._lookup, self._client, topic, access),
-                self._options,
+                self.options,
                 self._map_changed,
                 self._budget,
                 self._filter,

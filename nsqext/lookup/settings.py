@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class LookupSettings(TypedDict, total=False):
-    """Settings of the lookup client; times in seconds, sizes in bytes."""
+    """Settings of the lookup client, refused with ``nsqd=``; times in seconds, sizes in bytes."""
 
     lookup_poll_interval: float
     """Time between two polls of a topic whose partitions all have a leader."""

@@ -82,3 +82,13 @@ def test_a_request_waits_for_a_lookup_service_that_starts(
     monkeypatch.setattr("nsqext.Admin", lambda lookupd, **given: found.append(given))
     ServerAccess(url=f"nsq://h:1{settings}").new_admin(asked)
     assert [given["lookup_request_timeout"] for given in found] == [expected]
+
+
+def test_settings_of_lookup_are_left_out_of_commands_that_use_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be meant for services that have the same environment."""
+    monkeypatch.setenv("NSQEXT_LOOKUPD", "h:4161")
+    monkeypatch.setenv("NSQEXT_LOOKUP_REQUEST_TIMEOUT", "7")
+    monkeypatch.setenv("NSQEXT_REQUEST_TIMEOUT", "8")
+    for access, lookup in ((ServerAccess(), 7.0), (ServerAccess(nsqd="h:4150"), 2.0)):
+        for client in (access.producer(), access.consumer("t", "ch")):
+            assert (client.settings["lookup_request_timeout"], client.settings["request_timeout"]) == (lookup, 8.0)

@@ -53,6 +53,7 @@ class Service:
             concurrency=8,
             max_in_flight=200,
             close_timeout=5.0,
+            client_id="billing",
         )
 
         @consumer.handler

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import certifi
 import httpx
 import pytest
 
 import nsqext.lookup.metadata as module
+from nsqext import Producer
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
@@ -88,6 +90,17 @@ async def test_fixed_nodes_without_lookup() -> None:
 def test_addresses_are_checked(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidSetting, match=text):
         MetadataCache(**given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("lookup_request_timeout", 5.0), ("lookup_ca", certifi.where()), ("address_map", "a=b"), ("node_filter", bool)],
+)
+def test_settings_of_lookup_are_refused_without_it(setting: str, value: Any) -> None:
+    settings: dict[str, Any] = {setting: value}
+    Producer("127.0.0.1:1", **settings)
+    with pytest.raises(InvalidSetting, match=f"{setting} has no effect with nsqd="):
+        Producer(nsqd="127.0.0.1:1", **settings)
 
 
 def test_it_can_be_made_outside_of_an_event_loop() -> None:

@@ -20,8 +20,6 @@ def test_a_filter_is_a_function() -> None:
 
 
 def test_a_filter_without_effect_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="node_filter has no effect with nsqd="):
-        Producer(nsqd="127.0.0.1:1", node_filter=bool)
     with pytest.raises(InvalidSetting, match="node_filter has no effect in Admin"):
         Admin("127.0.0.1:4161", node_filter=bool)
 

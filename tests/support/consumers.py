@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
 __all__ = (
+    "OF_LOOKUP",
     "PATIENT_LOOKUP",
     "QUICK",
     "depth",
@@ -57,12 +58,13 @@ def quick(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
 
 QUICK = quick()
 
-_OF_LOOKUP = frozenset(("lookup_max_pause", *PATIENT_LOOKUP))
+OF_LOOKUP = frozenset(("lookup_max_pause", *PATIENT_LOOKUP))
+"""Settings of lookup."""
 
 
 def quick_sharing(**settings: Unpack[ConsumerSettings]) -> dict[str, Any]:
-    """Return the settings of `quick` for a consumer with a shared `nsqext.Lookup`, which has its own."""
-    return {name: value for name, value in quick(**settings).items() if name not in _OF_LOOKUP}
+    """Return the settings of `quick` for a consumer with a shared `nsqext.Lookup`, which has its own, or without."""
+    return {name: value for name, value in quick(**settings).items() if name not in OF_LOOKUP}
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ext: str = "") -> None:

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from nsqext import Producer, ProducerSettings
-from tests.support.consumers import PATIENT_LOOKUP
+from tests.support.consumers import OF_LOOKUP, PATIENT_LOOKUP
 from tests.support.fake_nsqd import (
     Answer,
     ScriptedLookup,
@@ -20,7 +20,7 @@ from tests.support.fake_nsqd import (
     scripted_node,
 )
 
-__all__ = ("bodies", "bounded", "producing", "publish_keyed", "quick")
+__all__ = ("bodies", "bounded", "producing", "publish_keyed", "quick", "quick_direct")
 
 
 def quick(**settings: Unpack[ProducerSettings]) -> dict[str, Any]:
@@ -34,6 +34,11 @@ def quick(**settings: Unpack[ProducerSettings]) -> dict[str, Any]:
         "lookup_max_pause": 0.02,
         **settings,
     }
+
+
+def quick_direct(**settings: Unpack[ProducerSettings]) -> dict[str, Any]:
+    """Return the settings of `quick` for nodes without lookup."""
+    return {name: value for name, value in quick(**settings).items() if name not in OF_LOOKUP}
 
 
 @asynccontextmanager

@@ -80,7 +80,7 @@ async def replay_dead_letters(
             topic,
             channel,
             lookup,
-            max_in_flight=1,
+            max_in_flight=max(1, len(ends)),  # a partition that waits for its turn counts as one without dead letters
             start=Position.earliest(),
             queue_position=True,
             decompress=False,
@@ -145,8 +145,8 @@ async def _replay(producer: Producer, consumer: Consumer, ends: Mapping[int | No
                 await message.finish()
                 count += 1
             end = anyio.current_time() + idle
-        if len(kept) == consumer.max_in_flight:
-            consumer.max_in_flight += 1  # for the dead letters behind them
+        if place in kept:
+            consumer.max_in_flight += 1  # for the dead letters behind it
     if refused:
         first = refused[0]
         unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""

@@ -81,6 +81,8 @@ class ProducerOptions:
             self._check_over_http()
         check_counts(self, "max_message_size", "max_batch_size", "max_batch_count")
         check_number("compression_min", self.compression_min)
+        if self.compression_min != COMPRESSION_MIN and not self.compresses:
+            raise InvalidSetting("compression_min has no effect without compression")
         check_times(self, "timeout", "settle_timeout", "max_retry_wait", "forget_after", zero=False)
         check_times(self, "lookup_timeout", "close_timeout", "max_delay")
         check_wait("retry_wait", self.retry_wait, "max_retry_wait", self.max_retry_wait, _MAX_RETRY_WAIT)
@@ -133,7 +135,8 @@ class TopicOptions:
                 self._by_topic.clear()
             matching = (codec for pattern, codec in self._patterns if pattern.fullmatch(topic))
             codec: Codec = self._table[topic] if topic in self._table else next(matching, "none")
-            found = self._by_topic[topic] = evolve(self._options, compression=codec)
+            least = COMPRESSION_MIN if codec == "none" else self._options.compression_min
+            found = self._by_topic[topic] = evolve(self._options, compression=codec, compression_min=least)
         return found
 
     def check(self, topic: str, meta: TopicMeta) -> None:

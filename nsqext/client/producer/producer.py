@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.arguments import refuse_unknown
 from nsqext.client.events import ClientEvents, tracing
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.options import COMPRESSION_MIN, ProducerOptions
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publisher import Publisher
 from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 from nsqext.client.producer.request import MessageRequest, encode_parts, key_bytes, message_command, read_receipt
@@ -102,8 +102,6 @@ class Producer(ProcessBound):
         largest = self._options.max_message_size - 1  # logs of extend topics need another byte
         if self._options.compresses:
             largest = min(largest, self._options.compression_min - 1)
-        elif self._options.compression_min != COMPRESSION_MIN:
-            raise InvalidSetting("compression_min has no effect without compression")
         # largest body that is never compressed and fits into any topic; 0 if every message needs a trace id
         self._plain_size = largest
         if settles:

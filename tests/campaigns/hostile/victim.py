@@ -27,7 +27,7 @@ from tests.campaigns.hostile.meter import Meter
 TARGET = "target"
 """Topic that is attacked."""
 
-_SHORT: dict[str, Any] = {"connect_timeout": 1.0, "request_timeout": 1.0, "lookup_request_timeout": 1.0}
+_SHORT: dict[str, Any] = {"connect_timeout": 1.0, "request_timeout": 1.0}
 
 
 async def _publish_forever(producer: Producer, body: bytes) -> None:
@@ -43,8 +43,8 @@ async def _publish(producer: Producer, body: bytes) -> None:
             tasks.start_soon(_publish_forever, producer, body)
 
 
-def _producer(*, lookupd: str = "", nsqd: str = "", deflate_level: int = 0) -> Producer:
-    return Producer(lookupd, nsqd=nsqd, timeout=2.0, lookup_timeout=1.0, deflate_level=deflate_level, **_SHORT)
+def _producer(**where: Any) -> Producer:
+    return Producer(**where, timeout=2.0, lookup_timeout=1.0, **_SHORT)
 
 
 async def publish(hostile: str, lookupd: str) -> None:
@@ -64,7 +64,7 @@ async def publish_large(hostile: str, lookupd: str) -> None:
 
 async def look_up(hostile: str, lookupd: str) -> None:
     """Publish to the nodes that a hostile lookup service names."""
-    producer = _producer(lookupd=hostile)
+    producer = _producer(lookupd=hostile, lookup_request_timeout=1.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_publish, producer, b"x")
         while True:

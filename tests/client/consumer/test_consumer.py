@@ -17,7 +17,7 @@ from anyio import create_task_group
 import nsqext
 from nsqext import App, ClientEvent, Consumer, Message, sync
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight
-from tests.support.consumers import QUICK, depth, eventually, publish, quick, sent, server_ready, take
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, quick_sharing, sent, server_ready, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, obey, scripted_node
 
@@ -187,7 +187,7 @@ async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well
 async def test_events_and_log_lines_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
     events: list[ClientEvent] = []
     async with scripted_node(obey(), granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **quick_sharing())
         consumer.on_event(events.append)
 
         @consumer.on_event

@@ -76,6 +76,16 @@ async def test_a_replay_of_a_part_of_the_partitions_is_reported() -> None:
         assert "replayed: 1" in str(caught.value)
 
 
+async def test_no_partition_waits_for_its_turn_while_a_replay_looks_for_dead_letters() -> None:
+    """It ended after ``idle`` seconds, before each of many partitions had its turn."""
+    with Cluster(nodes=1) as cluster, anyio.fail_after(60):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", partitions=12, extend=True, channels=["replay"])
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish("dead", b"1", headers={"dead-letter-topic": "orders"}, partition=7)
+        assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5) == 1
+
+
 async def test_a_replay_takes_connection_options() -> None:
     """The embedded cluster has no TLS, so the connection is refused instead of sending plain text."""
     with Cluster(nodes=1) as cluster, anyio.fail_after(30):

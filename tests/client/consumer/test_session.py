@@ -11,7 +11,7 @@ from anyio import create_task_group
 
 from nsqext import Consumer, Message, Requeue
 from nsqext.errors import InvalidInput
-from tests.support.consumers import QUICK, eventually, publish, quick, tape
+from tests.support.consumers import QUICK, eventually, publish, quick_sharing, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("lanes", [False, True])
 async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes: bool) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        options = quick(close_timeout=0.05, key=(lambda message: b"k") if lanes else None)
+        options = quick_sharing(close_timeout=0.05, key=(lambda message: b"k") if lanes else None)
         consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, **options)
         begun: list[int] = []
 
@@ -58,7 +58,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
 
 async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **quick_sharing())
 
         async def fetch() -> None:
             async with consumer:
@@ -73,7 +73,7 @@ async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> N
 
 async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_nsq() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, **quick_sharing())
 
         async def consume() -> None:
             with pytest.raises(KeyError):
@@ -98,7 +98,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
         return b"k"
 
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, **quick(key=key))
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, **quick_sharing(key=key))
         handled = anyio.Event()
 
         @consumer.handler
@@ -121,7 +121,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
 
 async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connection_open() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), **quick(close_timeout=0.05))
+        consumer = Consumer("t", "ch", nsqd=str(node), **quick_sharing(close_timeout=0.05))
         started, left = anyio.Event(), anyio.Event()
 
         @consumer.handler
@@ -158,7 +158,9 @@ def test_an_event_loop_ends_although_a_consumer_was_left_open(cluster: Cluster, 
     consumers: list[Consumer] = []
 
     async def leave_open() -> None:
-        consumers.append(consumer := Consumer(topic, "ch", nsqd=cluster.nodes[cluster.leader(topic)].tcp, **QUICK))
+        consumers.append(
+            consumer := Consumer(topic, "ch", nsqd=cluster.nodes[cluster.leader(topic)].tcp, **quick_sharing())
+        )
         began = anyio.Event()
 
         @consumer.handler

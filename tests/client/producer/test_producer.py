@@ -26,7 +26,7 @@ from nsqext.middleware import Middleware
 from tests.support.clock import run_in_virtual_time
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, REDESIGNED, Peer, error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.producers import bodies, bounded, producing, quick
+from tests.support.producers import bodies, bounded, producing, quick, quick_direct
 from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def test_ping_raises_for_a_node_that_cannot_be_reached(closed_address: Add
     async with (
         bounded(),
         scripted_node(obey()) as node,
-        Producer(nsqd=[str(node), str(closed_address)], **quick()) as producer,
+        Producer(nsqd=[str(node), str(closed_address)], **quick_direct()) as producer,
     ):
         with pytest.raises(ConnectionFailed, match=str(closed_address)):
             await producer.ping()
@@ -129,11 +129,11 @@ async def test_a_ping_raises_at_once_if_lookup_does_not_answer_or_lists_no_node(
 async def test_an_eager_producer_connects_when_it_is_opened_or_is_closed(closed_address: Address) -> None:
     lookup = Lookup(str(closed_address))
     async with bounded(), scripted_node(obey()) as node:
-        async with Producer(nsqd=[str(node), str(closed_address)], connect=True, **quick()) as producer:
+        async with Producer(nsqd=[str(node), str(closed_address)], connect=True, **quick_direct()) as producer:
             assert producer.settings["connect"]
             assert producer.statistics().connections == 1
         for failing, kind in (
-            (Producer(nsqd=str(closed_address), connect=True, **quick()), ConnectionFailed),
+            (Producer(nsqd=str(closed_address), connect=True, **quick_direct()), ConnectionFailed),
             (Producer(lookup, connect=True, lookup_timeout=0), LookupFailed),
         ):
             with pytest.raises(kind, match=str(closed_address)):
@@ -203,7 +203,7 @@ async def test_closing_after_a_cancellation_waits_no_longer_than_for_the_answer(
         async with anyio.create_task_group() as tasks:
 
             async def use() -> None:
-                async with Producer(nsqd=str(node), **quick(close_timeout=60)) as producer:
+                async with Producer(nsqd=str(node), **quick_direct(close_timeout=60)) as producer:
                     await producer.publish("t", b"x")
 
             tasks.start_soon(use)
@@ -223,7 +223,7 @@ async def test_requests_cut_off_by_closing_are_not_retried() -> None:
             await producer.publish("t", b"late")
         outcomes.append(caught.value)
 
-    options = quick(close_timeout=0.05, retry_wait=5.0)
+    options = quick_direct(close_timeout=0.05, retry_wait=5.0)
     async with (
         bounded(),
         scripted_node(obey({"PUB": [ok(), None]})) as node,
@@ -358,7 +358,7 @@ async def test_closing_waits_for_a_call_that_connects_to_learn_what_the_node_acc
         await obey()(peer)
 
     async with bounded(), scripted_node(late, granted=None) as node:
-        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick()) as producer:
+        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick_direct()) as producer:
             tasks.start_soon(producer.publish_many, "t", [OutgoingMessage(b"x", headers={"a": "b"})])
             await until(lambda: node.peers)
             tasks.start_soon(producer.aclose)
@@ -371,7 +371,7 @@ async def test_closing_waits_for_a_call_that_connects_to_learn_what_the_node_acc
 @pytest.mark.usefixtures("impatient")
 async def test_closing_waits_for_a_publish_between_two_attempts() -> None:
     async with bounded(), scripted_node() as node:
-        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick()) as producer:
+        async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick_direct()) as producer:
             for body in (b"stored", b"retried"):
                 tasks.start_soon(producer.publish, "t", body)
             peer = await node.accept()

@@ -36,7 +36,7 @@ from nsqext.transport.connection import Connection
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import Answer, ScriptedNode, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
-from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
+from tests.support.producers import bodies, bounded, producing, publish_keyed, quick, quick_direct
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -125,7 +125,7 @@ async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None
 
 async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
     async def attempt(number: int) -> None:
-        async with bounded(), Producer(nsqd=str(closed_address), **quick(timeout=0.5)) as producer:
+        async with bounded(), Producer(nsqd=str(closed_address), **quick_direct(timeout=0.5)) as producer:
             for body in (b"first", b"again"):
                 with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
                     await producer.publish("t", b"lost")

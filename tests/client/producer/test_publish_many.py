@@ -22,7 +22,7 @@ from tests.support.fake_nsqd import (
     obey,
     scripted_node,
 )
-from tests.support.producers import bodies, bounded, producing, quick
+from tests.support.producers import bodies, bounded, producing, quick_direct
 
 pytestmark = pytest.mark.anyio
 
@@ -106,7 +106,7 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
     ]
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node:
         for connected in (False, True):
-            options = quick(max_batch_count=2)
+            options = quick_direct(max_batch_count=2)
             async with Producer(nsqd=["127.0.0.1:1", str(node)], **options) as producer:
                 if connected:
                     await producer.publish_many("t", [b"a"])
@@ -120,12 +120,12 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
 
 
 async def test_headers_without_lookup_are_sent_to_a_redesigned_server() -> None:
-    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), **quick()) as producer:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), **quick_direct()) as producer:
         await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])
         assert len(bodies(node, "MPUB_EXT")) == 1
 
 
 async def test_headers_for_unreachable_nodes_fail_like_other_publishes() -> None:
-    async with bounded(), Producer(nsqd="127.0.0.1:1", **quick(timeout=0.1)) as producer:
+    async with bounded(), Producer(nsqd="127.0.0.1:1", **quick_direct(timeout=0.1)) as producer:
         with pytest.raises(BatchFailed, match="2 of 2"):
             await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])

@@ -113,13 +113,14 @@ def test_a_message_has_the_default_trace_id_where_it_fits() -> None:
         ("gzip", True, 100, True),
         ("gzip", True, 99, False),
         ("gzip", False, 100, False),
-        ("none", True, 100, False),
+        ("none", True, 30_000, False),
     ],
 )
 def test_large_bodies_are_compressed_where_topics_have_headers(
     compression: Literal["gzip", "none"], extend: bool, size: int, compressed: bool
 ) -> None:
-    options = ProducerOptions(compression=compression, compression_min=100)
+    least = 20_480 if compression == "none" else 100
+    options = ProducerOptions(compression=compression, compression_min=least)
     body, header, _ = encode_message(options, TopicMeta(1, extend_support=extend), b"x" * size)
     assert (len(body) < size, header != b"") == (compressed, compressed)
 
@@ -263,6 +264,8 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"retry_wait": 0},
         {"max_batch_size": 0},
         {"compression_min": -1},
+        {"compression_min": 100},
+        {"compression": {"orders": "none"}, "compression_min": 100},
         {"key_hash": "crc32"},
         {"key_tags": -1},
         {"key_tags": 1025},
@@ -277,7 +280,7 @@ def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
 
 
 def test_settings_at_their_limits_are_accepted() -> None:
-    ProducerOptions(key_tags=0, lookup_timeout=0, close_timeout=0, max_delay=0, compression_min=0)
+    ProducerOptions(key_tags=0, lookup_timeout=0, close_timeout=0, max_delay=0, compression="gzip", compression_min=0)
     assert ProducerOptions(on_unknown="settle", settle_timeout=5.0).settle_timeout == 5.0
 
 

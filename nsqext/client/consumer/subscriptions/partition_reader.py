@@ -84,7 +84,6 @@ class SubscribeRequest:
         extend = self.meta.extend_support
         size, timeout = self._buffer()
         return IdentifyRequest(
-            client_id=self.client_id if self.key_tags else "",
             msg_timeout=self.options.msg_timeout,
             sample_rate=self.options.sample_rate,
             output_buffer_size=size,
@@ -113,8 +112,8 @@ class SubscribeRequest:
         dispatch, key = self.options.dispatch, self.options.key
         if dispatch is None:
             return {}
-        if self.key_tags:
-            return {"dispatch": SHARED}
+        if self.key_tags:  # the setting client_id may be that of other consumers, too
+            return {"dispatch": SHARED, "client_id": self.client_id}
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
     def supported_by(self, negotiated: Negotiated) -> SubscribeRequest:

@@ -427,9 +427,7 @@ class RdyDistributor(Generic[K]):
         """Give ``most`` connections a turn, longest waiting first; for the backoff, the last that received."""
         for key, member in self._members.items():
             if member.turn is not None:
-                if in_flight.get(key, 0):
-                    member.idle_since = None
-                elif member.idle_since is None:
+                if member.idle_since is None and not in_flight.get(key, 0):
                     member.idle_since = now
                 idle = member.idle_since is not None and now - member.idle_since > IDLE_TURN
                 if idle or now - member.turn > TURN or not member.most:

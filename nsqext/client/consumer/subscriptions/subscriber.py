@@ -78,7 +78,8 @@ class Subscriber:
             from nsqext.key_ranges import shared_tag
 
             self._tag = shared_tag(self._key_tags)
-        self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
+        name = self._options.connection.client_id or gethostname().partition(".")[0]
+        self._client_id = f"{name}-{os.urandom(4).hex()}"
         self._bucket_watch: BucketWatch | None = None
         self._key_sharing = KeySharing.NONE
         self._refusals = Refusals(context.options)

@@ -15,7 +15,7 @@ from nsqext import Consumer, Finish, MessageBatch, Reject, Requeue
 from nsqext.client.consumer.handlers.batches import MessageBatches
 from nsqext.client.consumer.handlers.workers import BatchLimits
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
-from tests.support.consumers import QUICK, depth, eventually, in_batches, publish, running, tape
+from tests.support.consumers import depth, eventually, in_batches, publish, quick_sharing, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
@@ -335,7 +335,7 @@ async def test_messages_that_a_clean_close_returns_are_not_lost(
 )
 async def test_a_signal_decides_about_the_rest_of_a_batch(signal: Exception, expected: list[str]) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
+        consumer = Consumer("t", "ch", nsqd=str(node), **quick_sharing())
 
         @consumer.batch_handler(max_count=3, max_wait=30.0)
         async def handle(batch: MessageBatch) -> None:

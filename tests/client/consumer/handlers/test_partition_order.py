@@ -74,10 +74,34 @@ def test_messages_may_have_been_sent_on_connections_that_received_nothing(number
     again = cut(bench)
     again.number, again.ready = number, 1
     unseen = max(1, number - 1)
-    bench.put_at(*range(unseen + 1, 1, -1))
-    assert bench.rows() == {"a": [f"a{one}" for one in range(1, unseen + 2)]}
+    bench.put_at(*range(2, unseen + 1), unseen + 2, unseen + 1)
+    assert bench.rows() == {"a": [f"a{one}" for one in range(1, unseen + 3)]}
     bench.put_at(9)
     assert bench.rows()["a"][-1] == "a9", "nothing else can be unseen"
+
+
+def test_messages_may_have_been_sent_for_a_rdy_count_that_grew_after_the_last_message() -> None:
+    bench = Bench(1)
+    bench.owner.ready = 1
+    bench.put_at(1)
+    bench.wait(0.3)
+    bench.owner.ready = 2
+    cut(bench).ready = 1
+    bench.put_at(2, 4)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+    bench.put_at(3)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
+def test_the_first_messages_are_waited_for_if_their_connection_is_lost_while_they_are_sorted() -> None:
+    bench = Bench(1)
+    bench.put_at(2, 1)
+    cut(bench)
+    bench.put_at(2)
+    bench.wait(0.3)
+    assert bench.rows() == {}
+    bench.put_at(1)
+    assert bench.rows() == {"a": ["a1", "a2"]}
 
 
 def test_as_many_finished_messages_are_remembered_as_the_server_may_not_know_of() -> None:
@@ -187,6 +211,22 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     bench.put("a5", "a1", owner=again)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
     assert [message.lost for message in bench.lanes.queued()] == [False, False, False, True, False]
+
+
+def test_a_message_that_comes_back_at_once_makes_room_once_a_second() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.ready = 2
+    bench.put("a2", "a3")
+    bench.expire(first)
+    bench.wait(0.1)
+    bench.wait(1.0)
+    assert again.commands == [("REQ", b"a3")]
+    bench.put("a3")
+    for seconds, count in ((0.3, 1), (0.7, 1), (0.4, 2)):
+        bench.wait(seconds)
+        assert len(again.commands) == count
 
 
 def test_early_messages_that_use_up_rdy_make_room_for_those_before_them() -> None:
@@ -414,6 +454,20 @@ async def test_the_place_of_a_message_that_timed_out_is_kept_on_a_key_failover_c
     assert bench.rows() == {"a": ["a1", "a2"], "b": ["b1"]}
     bench.wait(100.0)
     assert ("reset", b"") not in bench.owner.commands
+
+
+def test_a_lost_message_is_not_waited_for_without_end_on_a_key_failover_channel() -> None:
+    bench = Bench(1, ordered_by_server=True)
+    (first,) = bench.put("a1")
+    bench.clock.now += 2
+    bench.owner.horizon = bench.clock.now - 1
+    bench.expire(first)
+    bench.wait(100.0)
+    bench.put("a2")
+    bench.wait(1.9)
+    assert bench.owner.commands == []
+    bench.wait(0.2)
+    assert bench.owner.commands == [("reset", b"")]
 
 
 def test_messages_lost_to_other_consumers_are_bounded() -> None:

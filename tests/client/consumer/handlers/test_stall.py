@@ -9,7 +9,7 @@ import pytest
 
 from nsqext import Consumer, Message
 from nsqext.client.consumer.handlers.workers import StallWatch
-from tests.support.consumers import eventually, quick, running
+from tests.support.consumers import eventually, quick_sharing, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
@@ -64,7 +64,7 @@ def test_a_handler_that_waits_does_not_block(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.anyio
 async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        options = quick(block_warning=0.1)
+        options = quick_sharing(block_warning=0.1)
         consumer = Consumer("t", "ch", nsqd=str(node), **options)
         blocker = threading.Event()
 

@@ -255,11 +255,16 @@ async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_ans
     assert owner.commands == ["FIN 1"]
 
 
-def cancel_this_task() -> None:
-    """Cancel the current task, which notices it at its next await; on trio this would take a scope."""
+def this_task() -> asyncio.Task[Any]:
+    """Return the current task of asyncio."""
     task = asyncio.current_task()
     assert task is not None
-    task.cancel()
+    return task
+
+
+def cancel_this_task() -> None:
+    """Cancel the current task, which notices it at its next await; on trio this would take a scope."""
+    this_task().cancel()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -267,7 +272,7 @@ def cancel_this_task() -> None:
 async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(
     caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
-    owner, groups = RecordingOwner(), list[BaseException]()
+    owner, groups, left = RecordingOwner(), list[BaseException](), list[int]()
 
     async def fail() -> None:
         raise ValueError("one of several")
@@ -277,6 +282,7 @@ async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(
             for _ in range(times):
                 cancel_this_task()
         elif message.internal_id == 2:
+            left.append(this_task().cancelling())
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(fail())
@@ -293,7 +299,8 @@ async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(
         queue.stop()
         await subject.wait()
     assert owner.commands == ["FIN 1", "FIN 2"]
-    assert [str(error) for error in groups] == ["one of several"], "asyncio's groups count cancellations"
+    assert [str(error) for error in groups] == ["one of several"]
+    assert left == [0], "asyncio's groups count cancellations"
     assert "cancelled, but not by its consumer, and continues" in caplog.text
 
 

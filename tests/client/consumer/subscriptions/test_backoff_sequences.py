@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 import pytest
 
 from nsqext import Consumer, ConsumerSettings, Message, Requeue
-from tests.support.consumers import eventually, quick, running, tape
+from tests.support.consumers import eventually, quick_sharing, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import repeated_if_paused
 
@@ -25,7 +25,7 @@ _REPEATED = repeated_if_paused(0.01)
 def scripted_consumer(node: object, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer whose handler fails on ``bad`` and requeues ``back``."""
     given: ConsumerSettings = {"backoff_base": 0.01, "requeue_delay": 0.0, **settings}
-    consumer = Consumer("t", "ch", nsqd=str(node), **quick(**given))
+    consumer = Consumer("t", "ch", nsqd=str(node), **quick_sharing(**given))
 
     @consumer.handler
     async def handle(message: Message) -> None:

@@ -81,18 +81,18 @@ def test_a_consumer_that_has_chosen_tags_uses_them_at_every_server() -> None:
     assert request.supported_by(RELEASED) is request
     assert request.supported_by(Negotiated(dispatch="shared")) is request
     asked = request.identify()
-    assert (asked.client_id, asked.desired_tag, asked.extra) == ("me", "x", {"dispatch": "shared"})
+    assert (asked.desired_tag, asked.extra) == ("x", {"dispatch": "shared", "client_id": "me"})
 
 
 def test_a_consumer_shares_keys_as_the_server_supports_it() -> None:
     request = _request(0, EXTEND)
     asked = request.identify()
-    assert (asked.client_id, asked.desired_tag, asked.extra) == ("", None, {"dispatch": "key_failover"})
+    assert (asked.desired_tag, asked.extra) == (None, {"dispatch": "key_failover"})
     assert (request.supported_by(EMBEDDED), request.key_sharing, request.verb) == (request, KeySharing.SERVER, "SUB")
     by_tags = request.supported_by(RELEASED)
     assert (by_tags.key_sharing, by_tags.key_tags, by_tags.verb) == (KeySharing.TAGS, 16, "SUB_ADVANCED")
     asked = by_tags.identify()
-    assert (asked.client_id, asked.desired_tag, asked.extra) == ("me", "keys-16-none", {"dispatch": "shared"})
+    assert (asked.desired_tag, asked.extra) == ("keys-16-none", {"dispatch": "shared", "client_id": "me"})
     assert by_tags.supported_by(RELEASED) is by_tags
     with pytest.raises(InvalidSetting, match="supports dispatch by key_failover now"):  # it was replaced meanwhile
         by_tags.supported_by(Negotiated(dispatch="shared"))

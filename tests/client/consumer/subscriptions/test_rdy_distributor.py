@@ -34,9 +34,9 @@ def test_what_a_connection_gives_up_is_given_away_when_its_messages_are_answered
         (0.6, 8, 2),
         (5.0, 8, 2),
         (6.0, 6, 2),
-        (6.2, 6, 2),
-        (6.3, 6, 4),
-        (7.0, 5, 4),
+        (6.2, 7, 2),
+        (6.3, 6, 3),
+        (7.0, 5, 3),
         (7.3, 0, 5),
     ):
         assert flow.shares(now, {0: first}) == {0: 5, 1: granted}, now

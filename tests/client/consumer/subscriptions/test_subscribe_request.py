@@ -6,7 +6,9 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import orjson
 import pytest
+from attrs import evolve
 
 from nsqext import ExtFilter
 from nsqext.client.consumer.options import ConsumerOptions
@@ -135,20 +137,29 @@ def test_the_order_is_that_of_the_topic_unless_it_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "client_id", "extra"),
+    ("members", "extra"),
     [
-        ({}, "", {}),
-        ({"key": "k"}, "", {}),
-        ({"dispatch": "shared"}, "", {"dispatch": "shared"}),
-        (_FAILOVER, "", {"dispatch": "key_failover"}),
-        ({**_FAILOVER, "key": "k"}, "", {"dispatch": "key_failover", "key_header": "k"}),
-        ({**_FAILOVER, "key": str}, "", {"dispatch": "key_failover"}),
-        ({**_FAILOVER, "key_tags": 4}, "me", {"dispatch": "shared"}),
+        ({}, {}),
+        ({"key": "k"}, {}),
+        ({"dispatch": "shared"}, {"dispatch": "shared"}),
+        (_FAILOVER, {"dispatch": "key_failover"}),
+        ({**_FAILOVER, "key": "k"}, {"dispatch": "key_failover", "key_header": "k"}),
+        ({**_FAILOVER, "key": str}, {"dispatch": "key_failover"}),
+        ({**_FAILOVER, "key_tags": 4}, {"dispatch": "shared", "client_id": "me"}),
     ],
 )
-def test_how_keys_are_shared_is_asked_for(members: dict[str, Any], client_id: str, extra: dict[str, str]) -> None:
+def test_how_keys_are_shared_is_asked_for(members: dict[str, Any], extra: dict[str, str]) -> None:
     asked = _request(0, **members).identify()
-    assert (asked.client_id, asked.extra, asked.desired_tag, asked.extend_support) == (client_id, extra, "red", True)
+    assert (asked.extra, asked.desired_tag, asked.extend_support) == (extra, "red", True)
+
+
+def test_a_consumer_that_shares_keys_by_tags_has_a_name_of_its_own() -> None:
+    """All consumers of a service may have the same client_id: none knew which buckets were its own."""
+    connection = ConnectionOptions(client_id="billing")
+    for key_tags, expected in ((0, "billing"), (4, "me")):
+        request = _request(0, **_FAILOVER, key_tags=key_tags, connection=connection)
+        sent = evolve(request.identify(), **connection.identify_members()).encode()
+        assert orjson.loads(sent)["client_id"] == expected
 
 
 def test_tags_and_filters_are_asked_for_where_the_topic_has_headers() -> None:

@@ -26,6 +26,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import AuthFailed, BadTopic, ExtendRequired, NotLeader, OrderRequired
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.transport.options import ConnectionOptions
 from nsqext.types import TopicMeta
 from tests.support.clock import replace_clock
 from tests.support.consumers import eventually
@@ -39,6 +40,20 @@ pytestmark = pytest.mark.anyio
 
 _RED = ExtFilter(1, "colour", "red")
 _LOST = ConnectionLost("lost")
+
+
+async def test_each_consumer_with_a_given_name_can_be_told_from_the_others_of_this_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = set[str]()
+    for _ in range(2):
+        async with running_subscriber(
+            monkeypatch, view_of(NODE), connection=ConnectionOptions(client_id="billing")
+        ) as scene:
+            (connection,) = await scene.connections(1)
+            names.add(connection.request.client_id)
+    assert {name.rpartition("-")[0] for name in names} == {"billing"}
+    assert len(names) == 2
 
 
 async def test_each_partition_is_subscribed_once(
@@ -146,11 +161,13 @@ async def test_a_node_of_the_original_that_lacks_the_topic_is_waited_for(
         await scene.connections(3)
         await eventually(lambda: scene.asked > 5)
         assert [connection.node for connection in scene.opened[2:]] == [str(OTHER)]
-        assert caplog.text.count("waiting until lookup lists the node and the node has the topic") == 1
+        text = "waiting until lookup lists the node and the node has the topic"
+        assert caplog.text.count(text) == 1
         scene.lacking = set()
         await scene.connections(4)
         scene.lacking = {NODE}
         scene.opened[3].fail(ConnectionLost("closed"))
+        await eventually(lambda: caplog.text.count(text) == 2)
         scene.moved(view_of(nodes=(OTHER,)))
         scene.lacking = set()
         await anyio.sleep(0.02)

@@ -12,7 +12,7 @@ from nsqext import Consumer, ConsumerSettings
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
-from tests.support.consumers import quick, tape
+from tests.support.consumers import quick, quick_sharing, tape
 from tests.support.fake_nsqd import (
     PLAIN,
     REDESIGNED,
@@ -39,7 +39,7 @@ async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
 def consumer(node: ScriptedNode, **settings: Unpack[ConsumerSettings]) -> Consumer:
     """Return a consumer of one scripted node."""
     given: ConsumerSettings = {"max_in_flight": 7, "start_timeout": 0.0, **settings}
-    return Consumer("t", "ch", nsqd=str(node), **quick(**given))
+    return Consumer("t", "ch", nsqd=str(node), **quick_sharing(**given))
 
 
 async def test_commands_from_subscription_to_close() -> None:

@@ -71,7 +71,10 @@ async def test_rdy_is_shared_as_connections_come_and_go(now: list[float]) -> Non
     assert not bench.remove(one)
     assert ready(two, three) == [5, 5]
     assert bench.group.closed_counts == (18, 4, 14, 1000)
-    bench.group.retire([cast("Subscription", two)])
+    taking_over = Connection(partition=3)
+    taking_over.ready = 4
+    bench.group.retire([cast("Subscription", two), cast("Subscription", taking_over)])
+    assert taking_over.ready == 0, "a bucket is not added before it is taken over"
     settle(bench, now)
     assert ready(two, three) == [0, 10]
     two.received, two.timed_out, two.in_flight, two.stopped = 9, 1, 5, True

@@ -15,7 +15,7 @@ from nsqext.broker import Cluster
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.errors import InvalidName, InvalidSetting
 from nsqext.protocol.names import is_valid_topic
-from tests.support.consumers import QUICK, eventually, quick, running, take, tape
+from tests.support.consumers import eventually, quick, quick_sharing, running, take, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
 @pytest.mark.anyio
 async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=60.0))
+        consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, **quick_sharing(close_timeout=60.0))
         tasks.start_soon(consumer.start)
         peers = {}
         for _ in range(2):
@@ -155,7 +155,7 @@ async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> Non
 @pytest.mark.anyio
 async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=0.05))
+        consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, **quick_sharing(close_timeout=0.05))
         tasks.start_soon(consumer.start)
         peer = await node.accept_subscribed()
         await peer.raw(message(1, text_id=True))
@@ -173,7 +173,7 @@ async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
 @pytest.mark.anyio
 async def test_a_topic_that_is_left_while_it_connects_is_not_consumed() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
-        consumer = Consumer("a", "ch", nsqd=str(node), **QUICK)
+        consumer = Consumer("a", "ch", nsqd=str(node), **quick_sharing())
         tasks.start_soon(consumer.start)
         first = await node.accept()
         await first.expect("SUB")

@@ -21,7 +21,7 @@ from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, columns_of, prepared, statements_of
 
-_BUSY = 30.0  # seconds that a transaction of SQLite waits for other processes
+_BUSY = 30.0  # seconds that a transaction waits for locks of others
 LONGEST_LEASE: float = 60.0
 """Seconds of a relay's lease, at most; one that ends later is from before the clock of the database was set back."""
 # a server that vanished without a word is noticed in half a minute; the system would wait for 15 minutes, or for ever
@@ -207,7 +207,7 @@ class OutboxStore:
     def _begin(self) -> None:
         if self._closed:
             raise InvalidState("the outbox was closed")
-        begin = DIALECTS[self.dialect]["begin"]
+        begin = DIALECTS[self.dialect]["begin"].format(busy=round(_BUSY * 1000))
         try:
             self._connection.execute(begin)
         except Exception as error:

@@ -143,8 +143,17 @@ def statement_timeout(postgres: str) -> Iterator[None]:
             connection.execute(END_OTHERS)
 
 
+@contextmanager
+def locked(postgres: str) -> Iterator[None]:
+    """As by VACUUM FULL: the relay waited without an end, said that it was ready, and could not be read."""
+    with psycopg.connect(postgres) as connection, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("nsqext.transactions.store._BUSY", 0.05)
+        connection.execute("LOCK TABLE nsqext_outbox_shard")
+        yield
+
+
 @on_postgresql
-@pytest.mark.parametrize("outage", [read_only, without_table, no_connections, statement_timeout])
+@pytest.mark.parametrize("outage", [read_only, without_table, no_connections, statement_timeout, locked])
 async def test_a_relay_and_its_app_continue_after_an_outage(
     cluster: Cluster, topic: str, database: str, outage: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,10 +370,11 @@ class ServerAccess:
 
     async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
         """Run a consumer until a signal or its end; with ``until_end``, until its channel is empty."""
-        with waits.waiting(wait_of(consumer)):
+        obstacles: list[str] = []
+        with waits.waiting(wait_of(consumer, obstacles)):
             async with anyio.create_task_group() as tasks:
                 if until_end:
-                    tasks.start_soon(self.stop_when_drained, consumer)
+                    tasks.start_soon(self.stop_when_drained, consumer, obstacles)
                 await consumer.serve(signals=signals)
                 tasks.cancel_scope.cancel()
 
@@ -385,10 +386,13 @@ class ServerAccess:
         if until_end and (number := last_signal()):
             raise SystemExit(128 + number)
 
-    async def stop_when_drained(self, consumer: Consumer) -> None:
+    async def stop_when_drained(self, consumer: Consumer, obstacles: list[str]) -> None:
         """Stop a consumer when its channel has no waiting, in-flight or deferred messages.
 
         The redesigned NSQ moves a new channel to the start position after its response, so the lag is read twice.
+
+        Args:
+            obstacles: gets what keeps the channel from its end; see `wait_of`.
         """
         from nsqext.waits import Doubling
 
@@ -398,7 +402,9 @@ class ServerAccess:
                 await anyio.sleep(_FIRST_POLL if looks else pauses.next())
                 drained = False
                 with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
-                    if _consumes_all(consumer, await admin.topic(consumer.topics[0])):
+                    topic = await admin.topic(consumer.topics[0])
+                    obstacles[:] = [f"a leader of partition {number} of {topic.name}" for number in topic.leaderless]
+                    if _consumes_all(consumer, topic):
                         stats = await admin.stats(consumer.topics[0], consumer.channel)
                         lags = _lags(consumer, stats)
                         drained = bool(lags) and sum(lags) == 0 and stats.complete

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, Timer
 from typing import TYPE_CHECKING
@@ -75,10 +75,13 @@ waits: Waits = Waits()
 """The waits of this process."""
 
 
-def wait_of(consumer: Consumer) -> Callable[[], str]:
-    """Return what a command with a consumer waits for."""
+def wait_of(consumer: Consumer, obstacles: Sequence[str] = ()) -> Callable[[], str]:
+    """Return what a command with a consumer waits for: at any moment the first obstacle, or messages."""
 
     def text() -> str:
+        obstacle = next(iter(obstacles), None)  # the event loop changes the list meanwhile
+        if obstacle is not None:
+            return obstacle
         topics = ", ".join(consumer.topics)
         if not consumer.connections:
             return f"a partition of {topics} to consume: no node is connected"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,16 @@ def waiting_text(*words: str, **variables: str) -> str:
         found = next(line for line in process.stderr if line.startswith(b"nsqext: waiting for "))
         process.kill()
     return found.decode().removeprefix("nsqext: waiting for ").strip()
+
+
+def test_commands_that_wait_for_the_end_say_which_partition_has_no_leader(tmp_path: Path) -> None:
+    """They said only that they wait for messages, and never ended."""
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, channels=["ch"])
+        cluster.kill(cluster.leader("orders", 1))
+        for words in (("tail", "orders"), ("record", "orders", "--to", str(tmp_path))):
+            text = waiting_text(*words, "--channel", "ch", "--until-end", NSQEXT_LOOKUPD=cluster.lookupd[0])
+            assert text == "a leader of partition 1 of orders", words
 
 
 def test_demo_says_that_it_waits_for_a_running_cluster() -> None:

@@ -57,12 +57,13 @@ async def run(
     if await connection.has_positions(topic):
         settings["start"] = Position.earliest()
     consumer, count = connection.consumer(topic, channel, **settings), 0
-    with closing(files), waits.waiting(wait_of(consumer)):
+    obstacles: list[str] = []
+    with closing(files), waits.waiting(wait_of(consumer, obstacles)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signals, consumer.stop, logger)
             async with consumer:
                 if until_end:
-                    tasks.start_soon(connection.stop_when_drained, consumer)
+                    tasks.start_soon(connection.stop_when_drained, consumer, obstacles)
                 async for messages in consumer.batches(max_count=batch, max_wait=linger):
                     await run_sync(files.append, [exact_record(message) for message in messages])
                     with suppress(MessageNotInFlight):  # they are redelivered and recorded again

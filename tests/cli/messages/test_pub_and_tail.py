@@ -360,7 +360,7 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
     monkeypatch.setattr(Admin, "topic", look)
     connection, consumer, stops = _consumer(cluster, topic, monkeypatch)  # not moved to its start: not subscribed
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(connection.stop_when_drained, consumer)
+        tasks.start_soon(connection.stop_when_drained, consumer, [])
         await eventually(lambda: len(looks) > 2 or bool(stops))
         assert not stops
         async with consumer:
@@ -386,7 +386,7 @@ async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
     monkeypatch.setattr(Admin, "stats", look)
     connection, consumer, stops = _consumer(cluster, topic, monkeypatch)
     async with consumer, anyio.create_task_group() as tasks:
-        tasks.start_soon(connection.stop_when_drained, consumer)
+        tasks.start_soon(connection.stop_when_drained, consumer, [])
         await eventually(lambda: len(looks) > 3 or bool(stops))
         assert not stops
         silent[0], before = False, len(looks)

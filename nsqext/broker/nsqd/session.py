@@ -284,7 +284,10 @@ class Session:
         channel = subscriber.channel
         self.hosted, self.subscriber = hosted, subscriber
         self.state = State.SUBSCRIBED
-        asked = self.settings.raw.get("output_buffer_size", 0)
+        settings = self.settings
+        default = self.node.limits.output_buffer_size
+        # by this or an earlier IDENTIFY
+        asked = settings.output_buffer_size != default or settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
         self.answer(OK)

@@ -106,6 +106,16 @@ def test_the_buffer_of_a_consumer_is_enlarged_unless_its_channel_is_ephemeral(ch
     assert ready_client(node, channel=channel).session.settings.output_buffer_size == size
 
 
+def test_a_second_identify_keeps_the_negotiated_buffer() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    for fields in (b'{"output_buffer_size": 64}', b"{}"):
+        assert client.ask(sized("IDENTIFY", fields)) == "OK"
+    assert client.ask(b"SUB t ch 0\n") == "OK"
+    assert client.session.settings.output_buffer_size == 64
+
+
 def test_messages_of_an_ordered_channel_are_not_buffered() -> None:
     node = make_node()
     host(node, ordered=True)

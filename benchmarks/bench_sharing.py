@@ -35,7 +35,7 @@ SLOW = 150
 JOIN = 0.3
 EMPTIED = 150_000
 _SETTLE = 0.5
-"""Seconds between the last publish and the measurement."""
+"""Seconds between the begin of consumption and the measurement."""
 
 
 class Handled(NamedTuple):
@@ -71,8 +71,10 @@ async def _consume(pipe: Connection, lookupd: list[str], topic: str) -> None:
         tasks.start_soon(consumer.serve)
         while not consumer.connections:  # noqa: ASYNC110 - there is no event for an open consumer
             await anyio.sleep(0.01)
+        consumer.pause()  # else messages may be used up before the last is published
         pipe.send("subscribed")
         end = await to_thread.run_sync(pipe.recv)
+        consumer.resume()
         await anyio.sleep(end - time.monotonic())
         consumer.stop()
     pipe.send(handled)

@@ -249,7 +249,8 @@ class GoProtocol(H11Protocol):
     def _break_body(cycle: RequestResponseCycle) -> None:
         scope: Any = cycle.scope
         scope[BROKEN_BODY] = True
-        _close_after(scope)
+        if b"transfer-encoding" in dict(scope["headers"]):  # not behind a body with a length that ends early
+            _close_after(scope)
         cycle.more_body = False
         cycle.message_event.set()
 

@@ -88,21 +88,26 @@ async def test_a_stream_ends_when_its_reader_disconnects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "answer", "stored"),
-    [("redesigned", b"\r\n\r\nOK", 1), ("original", b'{"message":"INTERNAL_ERROR"}', 0)],
+    ("generation", "body", "answer", "stored", "closes"),
+    [
+        ("redesigned", b"Content-Length: 10\r\n\r\nabc", b"\r\n\r\nOK", 1, False),
+        ("original", b"Content-Length: 10\r\n\r\nabc", b'{"message":"INTERNAL_ERROR"}', 0, False),
+        ("original", b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc", b'{"message":"INTERNAL_ERROR"}', 0, True),
+    ],
 )
-def test_a_publish_whose_body_ends_early(generation: str, answer: bytes, stored: int) -> None:
+def test_a_publish_whose_body_ends_early(
+    generation: str, body: bytes, answer: bytes, stored: int, closes: bool
+) -> None:
     with Cluster(nodes=1, generation=generation) as cluster:
         cluster.create_topic("half", channels=["ch"])
         (node,) = cluster.nodes.values()
         host, _, port = node.http.rpartition(":")
         with socket.create_connection((host, int(port)), DEADLINE) as client:
-            head = f"POST /pub?topic=half HTTP/1.1\r\nHost: {node.http}\r\nContent-Length: 10\r\n\r\n"
-            client.sendall(head.encode() + b"abc")
+            client.sendall(f"POST /pub?topic=half HTTP/1.1\r\nHost: {node.http}\r\n".encode() + body)
             client.shutdown(socket.SHUT_WR)
             found = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert found.endswith(answer)
-        assert b"\r\nconnection: close\r\n" in found
+        assert (b"\r\nconnection: close\r\n" in found) is closes
         with sync.Admin(cluster.lookupd) as admin:
             assert admin.stats("half").partitions[0].messages == stored
 

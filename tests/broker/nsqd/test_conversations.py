@@ -90,6 +90,9 @@ ORIGINAL = {
     "a client that is disconnected for an error gets no more messages": """
         p: PUB t | m0 -> OK; a: SUB t ch & RDY 1 & RDY 9999; a hears OK E_INVALID; a closed; b: SUB t ch -> OK;
         b: RDY 1; b gets m0""",
+    "a requeued message precedes what is published after it, also behind a deferred message": """
+        a: SUB t ch -> OK; a: RDY 2; p: MPUB t | [m0, m1] -> OK; a gets m0 m1; a: RDY 0; a: REQ $m0 0;
+        p: DPUB t 60000 | later -> OK; a: REQ $m1 0; p: PUB t | m2 -> OK; a: RDY 3; a gets m0 m1 m2""",
     "DPUB waits at the channel": """
         a: SUB t ch -> OK; a: RDY 1; p: DPUB t 500 | later -> OK; wait 0.4; a gets; wait 0.2; a gets later""",
 }

@@ -34,11 +34,11 @@ class OriginalCursor(Cursor):
 
     def take(self) -> Delivery | None:
         """Return the next message; a requeued message follows messages that were in the channel before."""
-        if self.requeued and self.requeued[0].behind <= self.count:
-            return self.requeued.popleft()
         while self.count + 1 in self._passed_over:
             self._passed_over.remove(self.count + 1)
             self.count += 1
+        if self.requeued and self.requeued[0].behind <= self.count:
+            return self.requeued.popleft()
         delivery = self._read()
         return delivery if delivery is not None or not self.requeued else self.requeued.popleft()
 

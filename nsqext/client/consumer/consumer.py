@@ -568,7 +568,7 @@ class Consumer(Runnable):
         Raises:
             InvalidState: the consumer is not open.
             InvalidPartition: a partition that this consumer does not consume.
-            InvalidInput: no position, a topic that it does not consume, or partitions without ``topic``.
+            InvalidInput: no position, no topic yet, one that it does not consume, or partitions without ``topic``.
             InvalidSetting: the original NSQ cannot seek.
             PartitionUnavailable: lookup has returned no leader of a partition since the start; nothing is moved.
 

@@ -220,6 +220,8 @@ class TopicSubscriptions:
         if partitions is not None and topic is None and not self.selection.single:
             raise InvalidInput("partitions are given without their topic", hint="give topic= as well")
         chosen = [self._subscribers[topic]] if topic is not None else list(self._subscribers.values())
+        if not chosen:
+            raise InvalidInput(f"nothing was moved: no topic that matches {self.selection} was found yet")
         if len(chosen) == 1:
             await chosen[0].seeker.seek(position, partitions)
             return

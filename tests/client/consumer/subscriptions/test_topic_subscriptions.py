@@ -328,6 +328,12 @@ async def test_a_topic_that_is_selected_again_while_it_is_left_keeps_its_message
         assert (first.calls[-1], other.calls[-1], second.calls) == ("forget", "forget messages", ["run"])
 
 
+async def test_a_seek_without_any_topic_says_that_nothing_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _scene(monkeypatch, "a*", set()) as scene:
+        with pytest.raises(InvalidInput, match=r"nothing was moved: no topic that matches a\*"):
+            await scene.subject.seek(_LAST, None, None)
+
+
 async def test_a_seek_of_one_or_of_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _scene(monkeypatch, ["a", "b"]) as scene:
         with pytest.raises(InvalidInput, match="does not consume this topic") as caught:

@@ -198,11 +198,13 @@ class NsqBroker(AsyncBroker):
             self._consumer.pause()
 
     def _wait_of(self, message: Message) -> float:
-        if b"delay" not in message.body or message.header_value(DUE_HEADER) is not None:
+        if b"delay" not in message.body:
             return 0.0
         try:
+            if message.header_value(DUE_HEADER) is not None:
+                return 0.0
             delay = _delay_of(self.formatter.loads(message.body).labels)
-        except Exception:
+        except Exception:  # no task of Taskiq: its worker logs it
             return 0.0
         return message.timestamp / 1e9 + delay - time.time()
 

@@ -22,7 +22,14 @@ from taskiq.schedule_sources import LabelScheduleSource
 from nsqext import Admin, Consumer, ExtFilter, Lookup, Producer
 from nsqext.broker import Cluster
 from nsqext.client.consumer.message import ACCEPTED_DELAY
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupUnreachable, MessageNotInFlight
+from nsqext.errors import (
+    InvalidInput,
+    InvalidSetting,
+    InvalidState,
+    LookupUnreachable,
+    MessageNotInFlight,
+    ProtocolError,
+)
 from nsqext.integrations.taskiq import NsqBroker
 from nsqext.types import TopicMeta
 
@@ -184,6 +191,10 @@ class ScriptedConsumer:
         self.calls.append("pause")
 
 
+def _unreadable(name: str) -> str | None:
+    raise ProtocolError("extend header is not JSON")
+
+
 def scripted(*, age: float = 0.0, at_server: bool = False, body: bytes | None = None, **labels: Any) -> SimpleNamespace:
     """Return a message with a task of an age in seconds, and its answers."""
     task = TaskiqMessage(task_id="1", task_name="delay", labels=labels, args=["delay"], kwargs={})
@@ -218,6 +229,7 @@ async def test_a_task_goes_back_for_the_rest_of_its_delay(monkeypatch: pytest.Mo
         scripted(body=b"no task, and no delay"),
         scripted(body=b"other"),
     ]
+    due[-1].header_value = due[-2].header_value = _unreadable
     consumer = ScriptedConsumer(*early, *due)
     monkeypatch.setattr("nsqext.integrations.taskiq.Consumer", lambda *_, **__: consumer)
     broker, found = NsqBroker("127.0.0.1:1"), list[bytes]()

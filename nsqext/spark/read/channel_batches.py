@@ -104,7 +104,7 @@ class ChannelBatches:
         arrive over other connections.
         """
         until = anyio.current_time() + self._options.read_timeout
-        while len(self._later) < 2 * self._limit:
+        while True:
             found = await self._next(SETTLED)
             self._later += [message for message in found if message.timestamp > frozen_at]
             if wanted := [message for message in found if message.timestamp <= frozen_at]:
@@ -124,9 +124,8 @@ class ChannelBatches:
                     self._channel,
                     left,
                 )
-            if left <= 0 or is_over:
-                break
-        return []
+            if left <= 0 or is_over or len(self._later) >= 2 * self._limit:  # or nothing else can be received
+                return []
 
     async def finish(self, number: int) -> None:
         """Finish all messages before a number; the server redelivers expired messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import anyio
 import pytest
 from attrs import define, field
 
-from nsqext.errors import ConnectionLost
+from nsqext.errors import ConnectionLost, NsqError, PartitionUnavailable
 from nsqext.protocol.messages import message_id
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read import channel_batches
@@ -59,7 +59,7 @@ class Channel:
 
     Attributes:
         deliveries: batches that the consumer returns; an empty one lets it wait in vain.
-        counts: numbers of unfinished messages, as the servers report them in turn.
+        counts: numbers of unfinished messages, as the servers report them in turn, or errors.
         done: what was called, in order.
         settings: those of the consumer.
         asking: those of the `Admin`.
@@ -67,7 +67,7 @@ class Channel:
     """
 
     deliveries: list[list[Sent]]
-    counts: list[int] = field(factory=list)
+    counts: list[int | NsqError] = field(factory=list)
     done: list[str] = field(factory=list)
     settings: dict[str, Any] = field(factory=dict)
     asking: dict[str, Any] = field(factory=dict)
@@ -107,7 +107,9 @@ class Channel:
 
     async def count(self, *_: object) -> int:
         self.done.append("count")
-        return self.counts.pop(0)
+        if isinstance(found := self.counts.pop(0), NsqError):
+            raise found
+        return found
 
 
 def options() -> SourceOptions:
@@ -115,6 +117,7 @@ def options() -> SourceOptions:
     return SourceOptions.parse({**given, "maxOffsetsPerTrigger": "2"}, streaming=True)
 
 
+Counts = Sequence[int | NsqError]
 Open = Callable[..., tuple[Channel, ChannelBatches]]
 
 
@@ -122,8 +125,8 @@ Open = Callable[..., tuple[Channel, ChannelBatches]]
 def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
     """A function that returns batches of a scripted channel; one batch has two messages at most."""
 
-    def open_channel(*deliveries: list[Sent], counts: list[int] | None = None) -> tuple[Channel, ChannelBatches]:
-        channel = Channel(list(deliveries), list(counts or []))
+    def open_channel(*deliveries: list[Sent], counts: Counts = ()) -> tuple[Channel, ChannelBatches]:
+        channel = Channel(list(deliveries), list(counts))
         monkeypatch.setattr(channel_batches, "Consumer", channel.consumer)
         monkeypatch.setattr(channel_batches, "Admin", channel.admin)
         monkeypatch.setattr(channel_batches, "unfinished_count", channel.count)
@@ -199,11 +202,12 @@ async def test_a_query_that_ends_when_only_later_messages_are_unfinished(opened:
 
 @pytest.mark.anyio
 async def test_a_query_ends_when_only_later_messages_are_in_flight(opened: Open) -> None:
-    """Nothing else can be received then."""
-    channel, batches = opened(*([Sent(number, LATER)] * 2 for number in range(2)), counts=[9, 9])
+    """Nothing else can be received then; a node that does not report its messages may have earlier ones."""
+    later, down = [[Sent(number, LATER)] * 2 for number in range(2)], PartitionUnavailable("the node is down")
+    channel, batches = opened(*later, [], counts=[9, down, 9])
     await batches.freeze()
     assert await take(batches, 0) == []
-    assert channel.done == ["next", "count"] * 2
+    assert channel.done == ["next", "count"] * 3
 
 
 def test_a_reader_for_blocking_code_closes_its_connections(opened: Open) -> None:

@@ -135,7 +135,8 @@ async def commit(
             E_FAILED_ON_NOT_LEADER if the node is not the leader any more (source: protocol_v2.go of the redesigned
             server); ``code`` for a full disk. The entries may survive in each case.
     """
-    if hosted.replicate is not None or hosted.epoch != epoch:
+    # a node that is killed loses its role, with its replicas, before its connections end
+    if hosted.replicate is not None or hosted.epoch != epoch or not hosted.leader:
         size = stored.size
         hosted.waiting += size
         try:

@@ -153,3 +153,23 @@ async def test_a_publish_that_was_not_replicated_is_counted_as_failed(code: str,
     with pytest.raises(RequestError, match=answer):
         await commit(node, hosted, stored, hosted.epoch, code)
     assert (hosted.failed, node.publish_failed, hosted.waiting, hosted.partition.readable) == (1, 1, 0, 0)
+
+
+@pytest.mark.anyio
+async def test_a_publish_of_a_node_that_is_killed_before_it_replicates_is_not_acknowledged() -> None:
+    """Its leader role ends before its connections do; it answered OK, and the next leader lacked the message."""
+
+    async def replicate(_: Stored) -> None:
+        raise AssertionError("it has no role any more")
+
+    node = make_node()
+    hosted = host(node)
+    hosted.replicate = replicate
+    client = Client(node)
+    client.session.receive(sized("PUB t", b"x"))
+    waiting = client.session.step()
+    assert waiting is not None
+    hosted.replicate, hosted.leader, hosted.writable = None, False, False
+    await waiting
+    assert [data for _, data in client.receive()] == [b"E_FAILED_ON_NOT_LEADER "]
+    assert hosted.partition.readable == 0

@@ -27,7 +27,7 @@ async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_
     node = SimpleNamespace(publish_failed=0, may_write=lambda _: True)
     committed: list[object] = []
     partition = SimpleNamespace(commit=committed.append)
-    hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, waiting=0, failed=0)
+    hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, leader=True, waiting=0, failed=0)
 
     def answer() -> None:
         committed.append("OK")

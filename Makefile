@@ -8,8 +8,8 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 # set in many containers: without cached bytecode every worker and every program of a test compiles all sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-# whole files per worker, sorted by name: tests of a file share a cluster
-PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
+# whole files per worker, sorted by name: tests of a file share a cluster; a test that hangs is run again by another worker
+PARALLEL = -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank soak-service fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bare bench bench-check scale clean

@@ -18,10 +18,10 @@ from nsqext.protocol.messages import KEY_HEADER, RESERVED_PREFIX, header_text, t
 from nsqext.protocol.names import check_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from nsqext.admin.requests import ClusterRequests
-    from nsqext.admin.results import TopicStats
+    from nsqext.admin.results import TopicInfo, TopicStats
     from nsqext.lookup.node_stats import PartitionStats
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
@@ -82,16 +82,19 @@ class Admin(TopicAdmin, NodeAdmin):
             check_channel(channel)
         return await topic_stats(requests, where, channel)
 
-    async def all_stats(self) -> dict[str, TopicStats]:
+    async def all_stats(self, topics: Mapping[str, TopicInfo] | None = None) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
 
-        The sums lack nodes without a response, see ``unreachable``, and partitions without a leader, see
-        `TopicInfo.leaderless`: lookup is not asked for them, so that ``missing`` is None on the redesigned generation.
+        The sums lack nodes without a response, see ``unreachable``, and partitions without a leader, see ``missing``.
+
+        Args:
+            topics: the result of `topics`, with the numbers of partitions; lookup is not asked for them. ``missing`` is
+                None for other topics of the redesigned generation.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
         """
-        return await cluster_stats(self._open())
+        return await cluster_stats(self._open(), topics or {})
 
     async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
         """Return the newest messages of a topic of the redesigned NSQ, newest first, without a channel.

@@ -60,7 +60,7 @@ class TopicStats:
     #: nodes with the topic, but without a response; the sums exclude them
     unreachable: tuple[Address, ...] = ()
     #: partitions that no node has reported, such as partitions without a leader; the sums exclude them. None if not
-    #: known: `nsqext.Admin.all_stats` does not ask lookup for the number of partitions
+    #: known, see `nsqext.Admin.all_stats`
     missing: tuple[int, ...] | None = ()
 
     @property

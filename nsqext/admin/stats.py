@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from nsqext.admin.requests import ask_all, cluster_generation, generation_of, http_address, http_of
-from nsqext.admin.results import Generation, NodeStatus, TopicStats
+from nsqext.admin.results import Generation, NodeStatus, TopicInfo, TopicStats
 from nsqext.errors import ConnectionFailed, outside_text
 from nsqext.lookup.node_stats import ChannelStats, PartitionChannelStats, PartitionStats, read_stats
 from nsqext.types import Address
@@ -70,7 +70,7 @@ def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
     return evolve(part, channels={name: stats for name, stats in part.channels.items() if name == channel})
 
 
-async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
+async def cluster_stats(requests: ClusterRequests, topics: Mapping[str, TopicInfo]) -> dict[str, TopicStats]:
     """Request the statistics of all topics once from each node; see `nsqext.Admin.all_stats`."""
     names = await requests.client.lists.topics()
     infos = {info.tcp: info for info in await requests.client.lists.nodes()}
@@ -81,13 +81,21 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
 
     found, failed = await ask_all(infos, ask)
     generation = cluster_generation(infos.values())
-    expected = () if generation == "original" else None
     parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
-    for topics in found.values():
-        for name, partitions in topics.items():
+    for reported in found.values():
+        for name, partitions in reported.items():
             parts.setdefault(name, []).extend(partitions)
+
+    def created(name: str) -> Iterable[int] | None:
+        if name not in topics:
+            return () if generation == "original" else None
+        meta = topics[name].meta
+        return () if meta is None else range(meta.partition_num)
+
     return {
-        name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics], expected)
+        name: sum_up(
+            name, generation, partitions, [node for node in failed if name in infos[node].topics], created(name)
+        )
         for name, partitions in sorted(parts.items())
     }
 

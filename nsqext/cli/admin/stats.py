@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-from attrs import define, evolve
+from attrs import define
 
 from nsqext.cli.admin.channel import channel_record, lacking, stopped_on, table_columns
 from nsqext.cli.command import command, examples
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from nsqext.admin import Admin, TopicInfo, TopicStats
+    from nsqext.admin import Admin, TopicStats
 
 COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "messages", "per_second", "consumers", "paused")
 
@@ -85,21 +85,10 @@ class Rates:
         return records
 
 
-def _with_missing(stats: TopicStats, info: TopicInfo) -> TopicStats:
-    """Return the statistics with the partitions that no node has reported, as `Admin.stats` does."""
-    reported = {part.partition for part in stats.partitions}
-    created = range(info.meta.partition_num) if info.meta is not None else ()
-    return evolve(stats, missing=tuple(number for number in created if number not in reported))
-
-
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
     """Return the statistics of one topic or of all; raises InvalidInput if the topic has no such channel."""
     if topic is None:
-        infos, every = await admin.topics(), await admin.all_stats()
-        return {
-            name: _with_missing(stats, infos[name]) if name in infos else stats  # created meanwhile
-            for name, stats in every.items()
-        }
+        return await admin.all_stats(await admin.topics())
     found = await admin.stats(topic, channel)
     if channel is not None and found.complete and channel not in found.channels:
         raise InvalidInput(f"the topic has no channel {channel}", topic=topic)

@@ -28,7 +28,9 @@ from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run
 
 if TYPE_CHECKING:
-    from nsqext.admin import TopicStats
+    from collections.abc import Mapping
+
+    from nsqext.admin import TopicInfo, TopicStats
     from nsqext.lookup.responses import LookupNode
 
 NODES = 2
@@ -235,8 +237,8 @@ def test_the_doctor_finds_a_partition_that_its_leader_does_not_report(
 ) -> None:
     topic, count = make_topic(cluster, "billing"), Admin.all_stats
 
-    async def all_stats(admin: Admin) -> dict[str, TopicStats]:
-        found = await count(admin)
+    async def all_stats(admin: Admin, topics: Mapping[str, TopicInfo] | None = None) -> dict[str, TopicStats]:
+        found = await count(admin, topics)
         return {**found, topic: evolve(found[topic], partitions=())}
 
     monkeypatch.setattr(Admin, "all_stats", all_stats)

@@ -8,17 +8,19 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import pytest
-from attrs import evolve
 
-from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.admin.lag import excess
+from nsqext.lookup.node_stats import read_stats
 from nsqext.sync import Producer
 from tests.support.command_line import Terminal, lines, run, started
 
 if TYPE_CHECKING:
-    from nsqext.admin import TopicStats
+    from typing import Any
+
+    from nsqext.lookup.node_stats import PartitionStats
+    from nsqext.types import Address
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +114,14 @@ def test_a_partition_that_its_leader_does_not_report_makes_the_lag_of_any_topic_
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is as for a while after an election: the lag of the other partitions was the whole."""
-    count, topic = Admin.all_stats, f"t_{token_hex(4)}"
+    topic = f"t_{token_hex(4)}"
     lines("topic", "create", topic, "--partitions", "2", "--multipart", "--channel", "ch", "--lookupd", address)
 
-    async def all_stats(admin: Admin) -> dict[str, TopicStats]:
-        found = await count(admin)
-        return {topic: evolve(found[topic], partitions=found[topic].partitions[:1])}
+    def read_one(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
+        found = read_stats(data, node)
+        return {**found, topic: [part for part in found.get(topic, []) if part.partition == 0]}
 
-    monkeypatch.setattr(Admin, "all_stats", all_stats)
+    monkeypatch.setattr("nsqext.admin.stats.read_stats", read_one)
     with pytest.raises(SystemExit) as end:
         main(["lag", "--max", "5", "--lookupd", address])
     assert (end.value.code, capsys.readouterr().err) == (

@@ -10,9 +10,8 @@ import anyio
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX, FIRST_ADDED, HEADER_OF_ORIGINAL
-from nsqext.client.consumer.handlers.republish import republish
+from nsqext.client.consumer.handlers.republish import republish, republisher
 from nsqext.client.consumer.position import Position
-from nsqext.client.producer.producer import Producer
 from nsqext.errors import (
     InvalidInput,
     NsqError,
@@ -23,13 +22,13 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.lookup.lookup import Lookup
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.header_members import without_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqext.client.consumer.message import Message
+    from nsqext.client.producer.producer import Producer
     from nsqext.transport.settings import ConnectionSettings
 
 _MOST_REFUSED = 100  # dead letters that cannot be published, after which a replay ends
@@ -72,8 +71,7 @@ async def replay_dead_letters(
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
-    largest = connection.get("max_frame_size", DEFAULT_MAX_FRAME_SIZE)  # what was received, servers have stored
-    async with Producer(lookup, max_message_size=largest, **connection) as producer:
+    async with republisher(lookup, **connection) as producer:
         await _check_topic(producer, topic)
         ends = await _ends(lookup, topic)
         async with Consumer(

@@ -10,7 +10,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.client.consumer.handlers.failure_policy import reason_of
-from nsqext.client.consumer.handlers.republish import republish
+from nsqext.client.consumer.handlers.republish import republish, republisher
 from nsqext.client.settings import connection_settings, settings_for
 from nsqext.errors import (
     ExtendNotSupported,
@@ -22,7 +22,6 @@ from nsqext.errors import (
     TopicNotReady,
 )
 from nsqext.errors.server import BadMessage, ExtendRefused, RecordTooLarge
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.header_members import add_members
 from nsqext.protocol.messages import TRACE_ID_HEADER
 
@@ -62,12 +61,8 @@ class DeadLetterTopic:
     @classmethod
     def of(cls, topic: str, channel: str, given: Given) -> DeadLetterTopic:
         """Return the dead letter topic of a consumer, whose connections it shares."""
-        # only consumers with dead letters need the producer's modules
-        from nsqext.client.producer.producer import Producer
-
         connection = settings_for(connection_settings(), given.values)
-        largest = connection.get("max_frame_size", DEFAULT_MAX_FRAME_SIZE)  # the servers have stored what was received
-        return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, max_message_size=largest, **connection))
+        return cls(topic, channel, republisher(given.lookupd, nsqd=given.nsqd, **connection))
 
     async def run(self, *, check: bool = True) -> None:
         """Keep the producer open until cancelled; ``check`` first warns if dead letters cannot be published."""

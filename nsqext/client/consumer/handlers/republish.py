@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidHeader, InvalidInput, ProtocolError
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.messages import EXT_TAG
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
     return OutgoingMessage(
         message.stored_body, trace_id=None if found else message.trace_id or None, key=key, header=found
     )
+
+
+def republisher(
+    lookupd: Any = (), *, nsqd: Any = (), max_frame_size: int = DEFAULT_MAX_FRAME_SIZE, **connection: Any
+) -> Producer:
+    """Return a producer of received messages: what was received in a frame, the servers have stored.
+
+    Args:
+        max_frame_size: of the consumer.
+        connection: other settings of connections.
+    """
+    # a consumer that publishes nothing again needs no modules of the producer
+    from nsqext.client.producer.producer import Producer
+
+    connection["max_frame_size"] = connection["max_message_size"] = max_frame_size
+    return Producer(lookupd, nsqd=nsqd, **connection)
 
 
 async def republish(producer: Producer, topic: str, message: Message, header: bytes | None = None) -> Receipt:

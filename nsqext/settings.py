@@ -31,12 +31,8 @@ Foreign = Callable[[], Mapping[str, "Setting"]]
 ADDRESSES = ("lookupd", "nsqd")
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
-_PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}  # groups of options whose settings have a prefix
-_RENAMED = {
-    ("backoff", "mode"): "backoff",
-    ("lookup", "address_map"): "address_map",
-    ("lookup", "node_filter"): "node_filter",
-}
+_PREFIXES = ("backoff", "lookup")  # groups of options that prefix their settings
+_RENAMED = {"backoff_mode": "backoff", "lookup_address_map": "address_map", "lookup_node_filter": "node_filter"}
 
 
 class Setting(NamedTuple):
@@ -103,6 +99,12 @@ def _reader(kind: str, name: str, readers: Mapping[str, Reader]) -> Reader | Non
     return lambda text: None if text.lower() == "none" else inner(text)
 
 
+def setting_name(group: str, member: str) -> str:
+    """Return the name of the setting of an option."""
+    name = f"{group}_{member}" if group in _PREFIXES else member
+    return _RENAMED.get(name, name)
+
+
 def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> dict[str, Setting]:
     """Return the settings of an option class and its groups, by name.
 
@@ -113,7 +115,7 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
         factory = getattr(outer.default, "factory", None)
         group, owner = (outer.name, factory) if factory is not None and attrs.has(factory) else ("", options)
         for member in attrs.fields(owner) if group else (outer,):
-            name = _RENAMED.get((group, member.name), _PREFIXES.get(group, "") + member.name)
+            name = setting_name(group, member.name)
             if name in found:
                 raise TypeError(f"two settings of {options.__name__} have the name {name}")
             kind = str(member.type)
@@ -150,11 +152,8 @@ def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, o
 
 def _with_flat_name(message: str, group: str, known: Mapping[str, Setting]) -> str:
     """Return an error message with the setting's name in place of a leading member name."""
-    word = re.match(r"\w+", message)
-    for setting in known.values():
-        if word is not None and setting.group == group and setting.member == word[0]:
-            return setting.name + message[word.end() :]
-    return message
+    names = {setting.member: setting.name for setting in known.values() if setting.group == group}
+    return re.sub(r"^\w+", lambda word: names.get(word[0], word[0]), message)
 
 
 def parse(value: str, setting: Setting, place: str) -> object:

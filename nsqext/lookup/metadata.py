@@ -20,6 +20,7 @@ from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_add
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
+from nsqext.settings import setting_name
 from nsqext.transport.event_loop import call_in_loop, current_loop
 from nsqext.types import ProcessBound
 
@@ -103,8 +104,8 @@ class MetadataCache:
         self._transport = transport
         given = [one.name for one in fields(LookupOptions) if getattr(self.options, one.name) != one.default]
         if self._nsqd and given:
-            name = given[0] if given[0] in ("address_map", "node_filter") else f"lookup_{given[0]}"
-            raise InvalidSetting(f"{name} has no effect with nsqd=", hint="leave it out, or give lookupd=")
+            reason = f"{setting_name('lookup', given[0])} has no effect with nsqd="
+            raise InvalidSetting(reason, hint="leave it out, or give lookupd=")
         self._filter = None if self.options.node_filter is None else NodeFilter(self.options.node_filter)
         self._client = None if self._nsqd else self._new_client(lookupd)
         self.service: frozenset[Address] = frozenset(self.addresses)  #: identifies the service

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from tests.delays.test_relay import knows
 from tests.support.consumers import eventually
 from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.support.machine_pauses import unless_paused
+from tests.support.relays import running
 
 if TYPE_CHECKING:
     from nsqext import Producer
@@ -62,15 +63,9 @@ class Scripted:
         self.published.append(body)
 
 
-@asynccontextmanager
-async def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0) -> AsyncIterator[DelayRelay]:
+def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0) -> AbstractAsyncContextManager[DelayRelay]:
     """Run a relay with a scripted producer."""
-    delayed = DelayRelay(store, keep=keep)
-    with anyio.fail_after(DEADLINE):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(delayed.run, cast("Any", producer))
-            yield delayed
-            tasks.cancel_scope.cancel()
+    return running(DelayRelay(store, keep=keep), producer, DEADLINE)
 
 
 async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_makes_room(

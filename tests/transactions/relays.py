@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, closing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from tests.support.relays import running
 from tests.transactions.test_outbox import connect
 
 if TYPE_CHECKING:
@@ -80,14 +81,8 @@ async def accept(topic: str, messages: list[OutgoingMessage]) -> None:
     """Store everything."""
 
 
-@asynccontextmanager
-async def publishing(
+def publishing(
     store: OutboxStore, producer: Scripted | Producer, poll: float = 0.01
-) -> AsyncIterator[OutboxRelay]:
+) -> AbstractAsyncContextManager[OutboxRelay]:
     """Run a relay."""
-    relay = OutboxRelay(store, poll=poll)
-    with anyio.fail_after(_SECONDS):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, cast("Any", producer))
-            yield relay
-            tasks.cancel_scope.cancel()
+    return running(OutboxRelay(store, poll=poll), producer, _SECONDS)

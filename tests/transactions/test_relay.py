@@ -19,6 +19,7 @@ from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.relay import Pace
 from nsqext.transactions.store import OutboxRow
 from tests.support.consumers import eventually
+from tests.support.relays import running
 from tests.transactions.relays import Scripted, accept, all_stored, fill, one_database, publishing
 from tests.transactions.test_outbox import connect
 
@@ -321,11 +322,8 @@ async def test_what_many_topics_have_is_not_read_by_the_clock_while_one_takes_lo
     producer = Scripted(publish)
     producer.settings = {"timeout": str(4 * _SECONDS)}
     with OutboxStore(database) as store, anyio.fail_after(_SECONDS):
-        relay = OutboxRelay(store, batch=2, poll=2.0 * _SECONDS)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(relay.run, cast("Any", producer))
+        async with running(OutboxRelay(store, batch=2, poll=2.0 * _SECONDS), producer):
             await fast.wait()
-            tasks.cancel_scope.cancel()
 
 
 @one_database

@@ -15,6 +15,7 @@ import pytest
 from nsqext import OutgoingMessage, Producer
 from nsqext.transactions import OutboxRelay, OutboxStore
 from tests.support.consumers import eventually
+from tests.support.relays import running
 from tests.support.tcp_relay import relaying
 from tests.transactions.relays import Scripted, accept, all_stored, fill, one_database, publishing
 
@@ -277,10 +278,11 @@ async def test_a_relay_leases_for_longer_than_a_publish_takes_but_not_for_ever(
 
     monkeypatch.setattr(OutboxStore, "lease", note)
     with OutboxStore(database) as store:
-        async with Producer(cluster.lookupd, timeout=timeout) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(OutboxRelay(store, poll=0.05).run, producer)
+        async with (
+            Producer(cluster.lookupd, timeout=timeout) as producer,
+            running(OutboxRelay(store, poll=0.05), producer),
+        ):
             await eventually(lambda: bool(leased), _SECONDS)
-            tasks.cancel_scope.cancel()
     assert {*map(round, leased)} == {expected}
 
 

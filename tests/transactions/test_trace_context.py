@@ -27,6 +27,7 @@ from nsqext.errors import InvalidBody
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore, schema_sql
 from nsqext.transactions.trace_context import active_context, without_active_span
+from tests.support.relays import running
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -185,10 +186,11 @@ async def test_the_context_is_sent_where_the_topic_supports_headers(
         connection.commit()
     with OutboxStore(f"sqlite:///{tmp_path}/o.db") as store:
         middleware = [process.observer] if observed else []
-        async with Producer(cluster.lookupd, middleware=middleware) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(OutboxRelay(store, poll=0.02).run, producer)
+        async with (
+            Producer(cluster.lookupd, middleware=middleware) as producer,
+            running(OutboxRelay(store, poll=0.02), producer),
+        ):
             headers = await sent(cluster, topic)
-            tasks.cancel_scope.cancel()
     expected = request.get_span_context()
     place = f"00-{expected.trace_id:032x}-{expected.span_id:016x}"
     assert str(headers.get("traceparent")).startswith(place) == extend
@@ -206,10 +208,8 @@ async def test_a_header_of_the_program_replaces_the_context(cluster: Cluster, tm
         Outbox().add(connection, topic, b"x", headers={"traceparent": own})
         connection.commit()
     with OutboxStore(f"sqlite:///{tmp_path}/o.db") as store:
-        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
-            tasks.start_soon(OutboxRelay(store, poll=0.02).run, producer)
+        async with Producer(cluster.lookupd) as producer, running(OutboxRelay(store, poll=0.02), producer):
             headers = await sent(cluster, topic)
-            tasks.cancel_scope.cancel()
     assert headers["traceparent"] == own
 
 

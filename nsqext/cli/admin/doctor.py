@@ -251,12 +251,16 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
             findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))
         else:
             findings += _without_consumer(topic, channel.name)
-        if not is_ephemeral(channel.name):
-            lacks = [part.partition for part in topic.partitions if channel.name not in part.channels]
-            text = "does not exist on partition {}, and gets no message that is published there"
-            hint = f"nsqext channel create {change}"
-            findings += [Finding("warning", subject, text.format(one), hint) for one in lacks if one is not None]
+        hint = f"nsqext channel create {change}"
+        findings += [Finding("warning", subject, text, hint) for text in _absences(topic, channel.name)]
     return findings
+
+
+def _absences(topic: TopicStats, channel: str) -> list[str]:
+    """Return what to say of the partitions on which a channel of others does not exist."""
+    text = "does not exist on partition {}, and gets no message that is published there"
+    lacks = [] if is_ephemeral(channel) else [part for part in topic.partitions if channel not in part.channels]
+    return [text.format(part.partition) for part in lacks if part.partition is not None]
 
 
 def _without_consumer(topic: TopicStats, channel: str) -> Iterator[Finding]:
@@ -302,7 +306,7 @@ async def check(
 
     Without a topic, lookup and every node must respond, and lookup nodes of the redesigned NSQ have a leader; a
     partition without a leader is found for its topic, and by `nsqext doctor`. A topic or channel that is paused, or a
-    channel that skips messages, is not healthy.
+    channel that skips messages or does not exist on a partition, is not healthy.
     """
     if channel is None and (max_lag is not None or min_consumers):
         raise InvalidSetting("--max-lag and --min-consumers need a channel")
@@ -363,6 +367,7 @@ async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | 
     problems = ["the channel is paused"] if any(part.paused for part in parts) else []
     if any(part.skipped for part in parts):
         problems.append("the channel finishes messages without delivering them")
+    problems += [f"the channel {text}" for text in _absences(found, channel)]
     if max_lag is not None and stats.lag > max_lag:
         problems.append(f"{stats.lag} messages are unfinished; at most {max_lag} may be")
     if stats.consumers < min_consumers:

@@ -91,6 +91,9 @@ def test_the_doctor_finds_partitions_that_lack_a_channel_or_its_consumer(cluster
     assert (waiting["status"], absent["status"]) == ("warning", "warning")
     assert waiting["text"] == "has no consumer on partition 1, and 1 waiting messages there"
     assert absent["text"] == "does not exist on partition 1, and gets no message that is published there"
+    probed = run("check", topic, "audit", *where)
+    assert (probed.returncode, json.loads(probed.stdout)["problems"]) == (1, [f"the channel {absent['text']}"])
+    assert run("check", topic, "billing", *where).returncode == 0
     assert absent["hint"] == f"nsqext channel create {topic} audit"
     lines("channel", "create", topic, "audit", *where)
     assert f"channel {topic}/audit" not in {one["subject"] for one in lines("doctor", *where)}

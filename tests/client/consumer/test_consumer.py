@@ -17,6 +17,7 @@ from anyio import create_task_group
 import nsqext
 from nsqext import App, ClientEvent, Consumer, Message, sync
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight
+from nsqext.middleware import Middleware
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, quick_sharing, sent, server_ready, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, obey, scripted_node
@@ -223,6 +224,34 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
                 tasks.start_soon(consumer.aclose)
             await consumer.aclose()
             assert lookup.metadata.users == 0
+
+
+async def test_a_close_while_middleware_starts_leaves_the_lookup_unused() -> None:
+    starting, closed = anyio.Event(), anyio.Event()
+
+    class Slow(Middleware):
+        async def start(self) -> None:
+            starting.set()
+            await closed.wait()
+
+    lookup = nsqext.Lookup("127.0.0.1:1")
+    consumer = Consumer("t", "ch", lookupd=lookup, start_timeout=0.0, middleware=[Slow()])
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        """Handle a message."""
+
+    async def close() -> None:
+        await starting.wait()
+        await consumer.aclose()
+        closed.set()
+
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            tasks.start_soon(close)
+            with pytest.raises(InvalidState, match="closed"):
+                await consumer.start()
+    assert lookup.metadata.users == 0
 
 
 class Unprintable(Exception):

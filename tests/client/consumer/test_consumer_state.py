@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from nsqext import Consumer
+from nsqext import Consumer, Position
 from nsqext.client.consumer import consumer as module
 from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.handlers.workers import ConsumerState
@@ -201,6 +201,10 @@ async def test_a_consumer_is_subscribed_between_its_start_and_its_end(scene: Sce
     consumer = scene.consumer()
     scene.started.set()
     assert not consumer.subscribed, "it was not opened"
+    async with scene.consumer() as consumer:
+        consumer.stop()
+        with pytest.raises(InvalidState, match="the consumer is closed"):
+            await consumer.seek(Position.earliest())
     consumer = scene.consumer()
     consumer.stop()
     assert (scene.started.is_set(), scene.state.ended.is_set(), scene.receiver.queue.stopped) == (True, True, True)

@@ -12,6 +12,7 @@ from nsqext.client.consumer.handlers.message_keys import key_reader
 from nsqext.client.consumer.unpacking import UnpackBudget, unpack
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
+from nsqext.protocol.messages import EXT_TAG
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -90,6 +91,19 @@ def test_headers_and_tag() -> None:
     assert (message.tag, message.trace_id, message.internal_id) == ("canary", 9, 1)
     assert (make_message(RecordingOwner()).tag, dict(make_message(RecordingOwner()).headers)) == (None, {})
     assert (message.topic, message.partition, message.node, message.in_order) == ("t", 3, "127.0.0.1:4150", False)
+    owner = RecordingOwner()
+    owner.original = True
+    assert make_message(owner, trace_id=9).trace_id == 0, "all bytes of an id are the server's there"
+
+
+def test_a_header_may_be_a_tag_alone() -> None:
+    message = make_message(RecordingOwner())
+    message.version = EXT_TAG
+    tags = []
+    for header in (b"canary", b""):
+        message.header = header
+        tags.append(message.tag)
+    assert tags == ["canary", None]
 
 
 def test_reserved_names_are_known_however_they_are_written() -> None:
@@ -97,6 +111,9 @@ def test_reserved_names_are_known_however_they_are_written() -> None:
     message.header = b'{"\\u0023\\u0023trace_id":"7","a":"b","c":"##"}'
     assert dict(message.headers) == {"a": "b", "c": "##"}
     assert dict(message.reserved_headers) == {"##trace_id": "7"}
+    message = make_message(RecordingOwner(), headers={"a": "b"})
+    message.header = b'{"\\u0023\\u0023trace_id":"7","a":"b"}'
+    assert dict(message.headers) == {"a": "b"}
 
 
 def test_its_repr_shows_the_position_and_not_the_body() -> None:

@@ -178,6 +178,8 @@ def test_what_settings_imply() -> None:
     assert [ConsumerOptions(**each).keeps_keys_alone for each in settings] == [False, True, False, False]
     assert [ConsumerOptions(**each).bucket_count for each in settings] == [0, 0, 16, 16]
     assert ConsumerOptions(**shared, key_tags=4).bucket_count == 4
+    failures: list[dict[str, Any]] = [{}, {"max_attempts": 3}, {"max_attempts": 3, "dead_letter": "dead"}]
+    assert [FailureOptions(**each).drops for each in failures] == [False, True, False]
     looked = _Looked()
     assert ConsumerOptions(start=looked).start_positions is looked
     assert ConsumerOptions(start=looked).start_of(0) is None

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nsqext import Position
-from nsqext.client.consumer.position import check_position
+from nsqext.client.consumer.position import check_position, read_position
 from nsqext.errors import InvalidInput
 from tests.support.messages import RecordingOwner, make_message
 
@@ -33,6 +33,15 @@ def test_positions_in_the_text_of_the_protocol() -> None:
         "virtual_queue:35",
         "msgcount:3",
     ]
+
+
+def test_positions_as_text_of_settings() -> None:
+    texts = ["earliest", "latest", "timestamp:7.9", "offset:35", "message:3"]
+    positions = [Position.earliest(), Position.latest(), Position.at(7), Position.offset(35), Position.message(3)]
+    assert [read_position(text) for text in texts] == positions
+    for text in ("", "Earliest", "offset", "offset:", "offset:1.5", "message:x", "time:7", "earliest:1"):
+        with pytest.raises(ValueError, match=r"invalid literal|write earliest, latest"):
+            read_position(text)
 
 
 def test_invalid_positions() -> None:

@@ -13,6 +13,7 @@ from nsqext import ExtFilter, Position
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, FailureOptions
 from nsqext.client.consumer.subscriptions import key_buckets
+from nsqext.client.consumer.subscriptions.assignment import STABLE, Assignment
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -483,6 +484,14 @@ async def test_a_long_message_blocks_its_partition_until_a_subscription_lasts(mo
             await scene.connections(number + 1)
             counts.append(len(scene.subject.blocked))
         assert counts == [0, 1, 1, 0]
+
+
+def test_a_partition_is_stable_some_seconds_after_a_subscription_that_has_not_ended() -> None:
+    assignment, moments = Assignment(0), (100.0, 100.0 + STABLE, 101.0 + STABLE)
+    assignment.opened_at = 100.0
+    assert [assignment.is_stable(now) for now in moments] == [False, False, True]
+    assignment.ended_at = 102.0
+    assert not any(assignment.is_stable(now) for now in moments)
 
 
 async def test_a_topic_that_is_left_gives_its_buckets_away_and_closes_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,12 @@ def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
     check_way(way, publishing.delay, publishing.identity)
     if publishing.via is not None and publishing.delay is None:
         raise InvalidInput("via= is for delayed messages", hint="give delay=, or leave out via=")
-    if not publishing.delay or way == "consumer":
+    delay = publishing.delay
+    # the relay knows which identities were published or cancelled
+    if delay is None or way == "consumer" or not (delay or publishing.identity is not None):
         return None
     check_choice(publishing.messages[0].key, publishing.partition)
-    return delayed_body(publishing, publishing.delay)
+    return delayed_body(publishing, delay)
 
 
 def check_way(way: object, delay: float | None, identity: str | None) -> None:

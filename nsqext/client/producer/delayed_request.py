@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command
     from nsqext.types import TopicMeta
 
+_clock = time.monotonic
+
 
 def check_delay(delay: float, topic: str) -> float:
     """Return a publish's delay in seconds; raises InvalidInput."""
@@ -88,7 +90,8 @@ class DelayedRequest(MessageRequest):
             raise DelayNotSupported(
                 "a delayed message of the original NSQ has neither headers nor tag nor trace id", topic=self.topic
             )
-        return sized(publish_line("DPUB", self.topic, delay=delay), body)
+        waited = _clock() - self.started  # for lookup, or in failed attempts
+        return sized(publish_line("DPUB", self.topic, delay=max(0.0, delay - waited)), body)
 
     def _check_consumers_can_delay(self, meta: TopicMeta) -> None:
         """Raise DelayNotSupported where consumers of the redesigned NSQ cannot requeue a message until it is due."""

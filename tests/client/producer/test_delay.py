@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
+from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body, relayed
 from nsqext.client.producer.delayed_request import due_after
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publishing import Publishing
@@ -42,6 +42,28 @@ def test_an_argument_that_would_be_ignored_is_refused(
         return
     with pytest.raises(InvalidInput, match=text):
         check_way(way, delay, identity)
+
+
+@pytest.mark.parametrize(
+    ("way", "delay", "identity", "by_relay"),
+    [
+        ("relay", 1.5, None, True),
+        ("relay", 0.0, "order-17", True),  # the relay knows whether it was published or cancelled
+        ("relay", 0, None, False),
+        ("relay", None, None, False),
+        ("consumer", 1.5, None, False),
+    ],
+)
+def test_the_relay_publishes_what_is_delayed_or_has_an_identity(
+    way: Literal["consumer", "relay"], delay: float | None, identity: str | None, by_relay: bool
+) -> None:
+    publishing = _publishing(identity=identity)
+    publishing.delay = delay
+    body = relayed(ProducerOptions(delay_via=way), publishing)
+    assert (body is not None) is by_relay
+    if body is not None and identity is not None:
+        record, _ = decode_delay(body)
+        assert (record.identity, isinstance(record, DelayedMessage)) == (identity, True)
 
 
 def test_a_record_has_all_parts_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:

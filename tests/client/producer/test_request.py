@@ -10,6 +10,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqext.client.producer import delayed_request as delayed_request_module
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.delayed_request import delayed as delayed_request
 from nsqext.client.producer.keys import keys_of
@@ -343,14 +344,29 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
     ],
 )
 def test_who_delays_a_message(
-    delay: float, members: dict[str, Any], meta: TopicMeta, version: str, expected: bytes | str
+    delay: float,
+    members: dict[str, Any],
+    meta: TopicMeta,
+    version: str,
+    expected: bytes | str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay)
+    monkeypatch.setattr(delayed_request_module, "_clock", lambda: request.started)
     if isinstance(expected, bytes):
         assert bytes(request.command(target_of(meta, version))).startswith(expected)
         return
     with pytest.raises(DelayNotSupported, match=expected):
         request.command(target_of(meta, version))
+
+
+@pytest.mark.parametrize(("waited", "line"), [(1.5, b"DPUB t 3500\n"), (5.5, b"DPUB t 0\n")])
+def test_failed_attempts_do_not_lengthen_the_delay_of_the_original_nsq(
+    waited: float, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x"), 5.0)
+    monkeypatch.setattr(delayed_request_module, "_clock", lambda: request.started + waited)
+    assert bytes(request.command(target_of(TopicMeta(), "1.3.0"))).startswith(line)
 
 
 @pytest.mark.parametrize(

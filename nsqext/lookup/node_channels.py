@@ -68,9 +68,7 @@ class NodeChannels:
         """Return the bounds of a partition's log; raises PartitionUnavailable."""
         for part in await self._partitions(node, topic, partition):
             if part.end is not None:
-                found = part.channels.get(channel)
-                behind = None if found is None else found.lag_bytes
-                return LogBounds(part.start, part.end, None if behind is None else part.end - behind)
+                return LogBounds(part.start, part.end, part.finished_to(channel))
         raise _not_led(node, topic, partition)
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:

@@ -86,6 +86,8 @@ class PartitionChannelStats(ChannelStats):
     finished: int = 0  #: messages finished since the leader opened the channel (redesigned NSQ)
     on_disk: int = 0  #: messages among ``deferred`` that wait on disk, and delay no other message (redesigned NSQ)
     unread: int = 0  #: messages that the node has not read for this channel (redesigned NSQ)
+    #: stored messages that no channel may read yet, for some seconds until the node flushes them (redesigned NSQ)
+    unreadable: int = 0
 
     @property
     def read(self) -> int:
@@ -118,6 +120,13 @@ class PartitionStats:
         """Messages known to be committed, because a channel may read them (redesigned NSQ)."""
         return max((channel.messages for channel in self.channels.values()), default=0)
 
+    def finished_to(self, channel: str) -> int | None:
+        """Return the byte offset behind the messages that a channel has finished without a gap; None if unknown."""
+        found = self.channels.get(channel)
+        if self.end is None or found is None or found.lag_bytes is None or found.unreadable:
+            return None
+        return self.end - found.lag_bytes
+
 
 def _text(value: object) -> str:
     return outside_text(str(value))
@@ -149,21 +158,27 @@ def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
         bytes=None if size is None else int(size),
         depth=int(data.get("depth", 0)) if original else 0,
         paused=bool(data.get("paused", False)),
-        channels={name: _read_channel(name, channel, node, partition) for name, channel in sorted(channels.items())},
+        channels={
+            name: _read_channel(name, channel, node, partition, data) for name, channel in sorted(channels.items())
+        },
         start=start,
         end=end,
     )
 
 
-def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: int | None) -> PartitionChannelStats:
+def _read_channel(
+    name: str, data: Mapping[str, Any], node: Address, partition: int | None, topic: Mapping[str, Any]
+) -> PartitionChannelStats:
     depth = int(data.get("depth", 0))
     in_flight = int(data.get("in_flight_count", 0))
     on_disk = int(data.get("delayed_queue_count", 0))
     in_memory = int(data.get("deferred_count", 0))
     deferred = in_memory + on_disk
     # the original generation's depth excludes messages in flight or deferred; the redesigned generation's counts the
-    # messages after the confirmed position, without the delayed queue
-    lag = depth + in_flight + deferred if partition is None else depth + on_disk
+    # readable messages after the confirmed position, without the delayed queue
+    received = int(topic["message_count"])
+    unreadable = 0 if partition is None else max(0, received - int(data.get("message_count", received)))
+    lag = depth + in_flight + deferred if partition is None else depth + on_disk + unreadable
     return PartitionChannelStats(
         name=name,
         depth=depth,
@@ -186,6 +201,7 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
         finished=sum(map(int, data.get("msg_delivery_latency_stats") or ())),
         on_disk=on_disk,
         unread=max(0, int(data.get("backlogs", 0)) - in_memory),
+        unreadable=unreadable,
     )
 
 

@@ -51,6 +51,20 @@ def test_bytes_of_a_partition_are_those_that_its_log_retains() -> None:
     assert (part.start, part.end, part.bytes) == (10, 100, 90)
 
 
+def test_a_channel_lags_by_messages_that_the_node_has_not_flushed() -> None:
+    """They are stored, and no channel may read them yet: what a channel has finished is unknown meanwhile."""
+    for readable, lag, unreadable, finished in ((75, 3, 0, 60), (73, 5, 2, None), (80, 3, 0, 60), (None, 3, 0, 60)):
+        counted = {} if readable is None else {"message_count": readable}
+        channel = {"channel_name": "ch", "depth": 3, "depth_size": 40, **counted}
+        (part,) = read_stats({"topics": [topic_entry("t", channel, message_count=75)]}, NODE)["t"]
+        found = part.channels["ch"]
+        assert (found.lag, found.unreadable, part.finished_to("ch")) == (lag, unreadable, finished)
+    assert part.finished_to("other") is None
+    topic = {"topic_name": "t", "message_count": 75, "channels": [{**channel, "message_count": 73}]}
+    (share,) = read_stats({"topics": [topic]}, NODE)["t"]
+    assert (share.channels["ch"].unreadable, share.finished_to("ch")) == (0, None), "of the original generation"
+
+
 def test_a_channel_that_moved_back_has_no_unconfirmed_messages() -> None:
     assert channel_stats(depth=5, backlogs=3).unconfirmed == 2
     assert channel_stats(depth=5, backlogs=8).unconfirmed == 0

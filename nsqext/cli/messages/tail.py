@@ -272,12 +272,13 @@ async def trace(
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
     """Return for each channel, which reports only its first unfinished message, whether it has finished a message."""
     states: dict[str, str] = {}
-    if part is None or part.end is None:
+    if part is None:
         return states
     for name, channel in part.channels.items():
-        if channel.lag_bytes is None:
+        finished = part.finished_to(name)
+        if finished is None:
             continue
-        if offset >= part.end - channel.lag_bytes:
+        if offset >= finished:
             states[name] = "not finished, or finished before an earlier message"
         else:
             states[name] = "finished, or deferred" if channel.deferred else "finished"

@@ -25,12 +25,14 @@ from nsqext.lookup.lookup import Lookup
 from nsqext.protocol.header_members import without_members
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from nsqext.client.consumer.message import Message
     from nsqext.client.producer.producer import Producer
     from nsqext.transport.settings import ConnectionSettings
+    from nsqext.types import Address
 
+_UNREADABLE = 60.0  # seconds without a dead letter after which a replay ends, although a server has stored more
 _MOST_REFUSED = 100  # dead letters that cannot be published, after which a replay ends
 
 
@@ -73,18 +75,19 @@ async def replay_dead_letters(
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
     async with republisher(lookup, **connection) as producer:
         await _check_topic(producer, topic)
-        ends = await _ends(lookup, topic)
+        stored = _Stored(lookup, topic, channel)
+        partitions = await stored.begin()
         async with Consumer(
             topic,
             channel,
             lookup,
-            max_in_flight=max(1, len(ends)),  # a partition that waits for its turn counts as one without dead letters
+            max_in_flight=max(1, partitions),  # a partition that waits for its turn counts as one without dead letters
             start=Position.earliest(),
             queue_position=True,
             decompress=False,
             **connection,
         ) as consumer:
-            count = await _replay(producer, consumer, ends, idle)
+            count = await _replay(producer, consumer, stored, idle)
             check_complete(lookup, consumer, topic, count)
             return count
 
@@ -100,36 +103,73 @@ async def _check_topic(producer: Producer, topic: str) -> None:
             )
 
 
-async def _ends(lookup: Lookup, topic: str) -> dict[int | None, int]:
-    """Return where partitions end now, as byte offsets; without those whose leader does not respond."""
-    view = await lookup.metadata.resolve(topic, "r")
-    ends: dict[int | None, int] = {}
-    for partition, leader in view.leaders.items():
-        http = view.http.get(leader)
-        if http is not None:
+class _Stored:
+    """The dead letters that are stored when a replay begins."""
+
+    def __init__(self, lookup: Lookup, topic: str, channel: str) -> None:
+        self._lookup = lookup
+        self._topic = topic
+        self._channel = channel
+        self._ends: dict[int | None, int] = {}  # byte offsets, without partitions whose leader does not respond
+        self._received: dict[int | None, int] = {}  # byte offsets behind the last received messages
+
+    async def begin(self) -> int:
+        """Ask where partitions end; return the number of those that respond."""
+        for partition, http in await self._leaders():
             with suppress(PartitionUnavailable):
-                ends[partition] = (await lookup.metadata.channels.log_bounds(http, topic, partition)).end
-    return ends
+                bounds = await self._lookup.metadata.channels.log_bounds(http, self._topic, partition)
+                self._ends[partition] = bounds.end
+        return len(self._ends)
+
+    async def _leaders(self) -> list[tuple[int, Address]]:
+        view = await self._lookup.metadata.resolve(self._topic, "r")
+        return [(partition, view.http[node]) for partition, node in view.leaders.items() if node in view.http]
+
+    def has(self, message: Message) -> bool:
+        """Return whether a received message is one of them."""
+        partition = message.partition
+        self._received[partition] = max(self._received.get(partition, 0), message.offset + message.size)
+        return message.offset < self._ends.get(partition, inf)
+
+    async def unreadable(self) -> list[int]:
+        """Return the partitions with dead letters that the server does not deliver yet.
+
+        A node of the redesigned NSQ delivers what it has flushed, which takes it seconds when it is busy.
+        """
+        found = []
+        for partition, http in await self._leaders():
+            if self._received.get(partition, 0) < self._ends.get(partition, 0):
+                with suppress(PartitionUnavailable):
+                    ask = self._lookup.metadata.channels.channel
+                    channel = await ask(http, self._topic, partition, self._channel)
+                    if channel is not None and channel.unreadable:
+                        found.append(partition)
+        return found
 
 
-async def _replay(producer: Producer, consumer: Consumer, ends: Mapping[int | None, int], idle: float) -> int:
-    """Publish the dead letters before the ends of partitions, until none of them arrives for ``idle`` seconds.
-
-    Returns their number.
-    """
+async def _replay(producer: Producer, consumer: Consumer, stored: _Stored, idle: float) -> int:
+    """Publish the stored dead letters, until none of them arrives for ``idle`` seconds; return their number."""
     count = 0
     kept: set[tuple[int | None, bytes]] = set()  # partitions and ids of dead letters that stay in flight
     refused: list[NsqError] = []
     end = anyio.current_time() + idle
+    last = end + _UNREADABLE
     while len(refused) < _MOST_REFUSED:
         with anyio.move_on_after(end - anyio.current_time()) as scope:
             message = await anext(consumer)
         if scope.cancelled_caught:
-            break
-        place = message.partition, message.id
+            if not (unreadable := await stored.unreadable()):
+                break
+            if end > last:
+                raise _incomplete(
+                    unreadable, consumer.topics[0], count, "their leaders do not deliver them yet", "later"
+                )
+            end = anyio.current_time() + idle
+            continue
+        place, is_stored = (message.partition, message.id), stored.has(message)
         if place in kept:  # it has timed out, and is in flight again
             continue
-        if message.offset >= ends.get(message.partition, inf):
+        if not is_stored:
             kept.add(place)
         else:
             try:
@@ -143,15 +183,20 @@ async def _replay(producer: Producer, consumer: Consumer, ends: Mapping[int | No
                 await message.finish()
                 count += 1
             end = anyio.current_time() + idle
+            last = end + _UNREADABLE
         if place in kept:
             consumer.max_in_flight += 1  # for the dead letters behind it
     if refused:
-        first = refused[0]
-        unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""
-        numbers = f"{len(refused)} of {count + len(refused)} dead letters were not replayed{unread}"
-        first.message = f"{numbers}; {first.message}"
-        raise first
+        raise _with_numbers(refused, count)
     return count
+
+
+def _with_numbers(refused: list[NsqError], count: int) -> NsqError:
+    first = refused[0]
+    unread = ", and the rest was not read" if len(refused) == _MOST_REFUSED else ""
+    numbers = f"{len(refused)} of {count + len(refused)} dead letters were not replayed{unread}"
+    first.message = f"{numbers}; {first.message}"
+    return first
 
 
 async def _publish(producer: Producer, message: Message) -> None:
@@ -171,8 +216,13 @@ def check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -
     missing = set(range(found.partition_num if found is not None else 1))
     missing -= {connection.partition for connection in consumer.connections}
     if missing:
-        raise PartitionUnavailable(
-            f"dead letters of partitions {sorted(missing)} may remain: the consumer is not connected to their leaders",
-            topic=topic,
-            hint=f"replayed: {count}; replay the rest when the partitions have leaders",
-        )
+        reason = "the consumer is not connected to their leaders"
+        raise _incomplete(missing, topic, count, reason, "when the partitions have leaders")
+
+
+def _incomplete(partitions: Iterable[int], topic: str, count: int, reason: str, when: str) -> PartitionUnavailable:
+    return PartitionUnavailable(
+        f"dead letters of partitions {sorted(partitions)} may remain: {reason}",
+        topic=topic,
+        hint=f"replayed: {count}; replay the rest {when}",
+    )

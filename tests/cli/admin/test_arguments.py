@@ -104,6 +104,17 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str, **results: object) -> list
             },
         ),
         (
+            "topic set orders --replicas 2",
+            "set_topic",
+            {
+                "topic": "orders",
+                "replicas": 2,
+                "retention_days": None,
+                "sync_every": None,
+                "registered_channels_only": None,
+            },
+        ),
+        (
             "topic set orders --any-channel",
             "set_topic",
             {
@@ -255,6 +266,12 @@ def test_a_topic_that_could_not_get_its_channels_is_not_created(
     with pytest.raises(AssertionError):
         asked(monkeypatch, "topic create orders --wait 0")
     assert "--wait 0: channels are created once the topic accepts publishes" in capsys.readouterr().err
+
+
+def test_an_access_needs_a_topic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError):
+        asked(monkeypatch, "lookup --access w")
+    assert "--access without a topic would be ignored" in capsys.readouterr().err
 
 
 def test_topics_are_listed_with_partitions_without_a_leader(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+from attrs import evolve
 
-from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
+from nsqext import Admin, Consumer, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.client.consumer import replay
 from nsqext.client.consumer.replay import _replay, check_complete
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
+from nsqext.lookup.node_channels import NodeChannels
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
@@ -20,6 +23,8 @@ from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext import Lookup
+    from nsqext.lookup.node_stats import PartitionChannelStats
+    from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
 
@@ -128,8 +133,47 @@ class _Redelivering:
 async def test_a_replay_ends_although_what_it_refused_times_out_and_is_delivered_again() -> None:
     consumer = cast("Consumer", _Redelivering())
     producer = cast("Producer", None)
+
+    async def unreadable() -> list[int]:
+        return []
+
+    stored: Any = SimpleNamespace(has=lambda message: True, unreadable=unreadable)
     with anyio.fail_after(10), pytest.raises(InvalidInput, match="1 of 1 dead letters were not replayed; "):
-        await _replay(producer, consumer, {}, 0.2)
+        await _replay(producer, consumer, stored, 0.2)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_a_replay_waits_for_dead_letters_that_the_server_does_not_deliver_yet(
+    monkeypatch: pytest.MonkeyPatch, flushed: bool
+) -> None:
+    """A busy node of the real server delivers what it stores only after a flush: the last ones were left."""
+    monkeypatch.setattr(replay, "_UNREADABLE", 30.0 if flushed else 0.5)
+    looks, ask = 0, NodeChannels.channel
+    with Cluster(nodes=1) as cluster, anyio.fail_after(60):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", extend=True, channels=["replay"])
+
+        async def ask_before_a_flush(
+            channels: NodeChannels, node: Address, topic: str, partition: int | None, channel: str
+        ) -> PartitionChannelStats | None:
+            nonlocal looks
+            looks += 1
+            if looks == 3 and flushed:
+                async with Admin(cluster.lookupd) as admin:
+                    await admin.unpause_channel("dead", "replay")
+            found = await ask(channels, node, topic, partition, channel)
+            return found if found is None or (looks > 3 and flushed) else evolve(found, unreadable=2)
+
+        async with Producer(cluster.lookupd) as producer, Admin(cluster.lookupd) as admin:
+            for body in (b"1", b"2"):
+                await producer.publish("dead", body, headers={"dead-letter-topic": "orders"})
+            await admin.pause_channel("dead", "replay")
+        monkeypatch.setattr(NodeChannels, "channel", ask_before_a_flush)
+        if flushed:
+            assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.2) == 2
+            return
+        with pytest.raises(PartitionUnavailable, match=r"partitions \[0\] may remain: their leaders do not deliver"):
+            await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.2)
 
 
 async def test_a_replay_that_gives_up_says_that_it_has_not_read_all(monkeypatch: pytest.MonkeyPatch) -> None:

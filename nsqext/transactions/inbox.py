@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class Inbox(HandlerTransaction[S]):
         self._unmerged: Counter[ChannelPartition] = Counter()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler as `HandlerTransaction.handle`; merge ranges and forget old identities now and then."""
+        """Call the handler as `HandlerTransaction.handle`; merge ranges now and then."""
         try:
             return await super().handle(handling, call_next)
         finally:
@@ -95,29 +95,23 @@ class Inbox(HandlerTransaction[S]):
             key = ChannelPartition(first.topic, handling.channel, first.partition)
             if self._unmerged[key] >= MERGE_EVERY:
                 self._unmerged[key] = 0
-                await self._tidy("merged", key, lambda session: self._ranges.merge(session, key))
-            now = time.time()
-            if now - self._forgotten > _FORGET_EVERY:
-                self._forgotten = now
-                await self._tidy("forgotten", key, self._forget)
+                await self._merge(key)
 
-    async def _tidy(self, aim: str, key: ChannelPartition, work: Callable[[S], Awaitable[None]]) -> None:
-        """Call a function in a transaction of its own, which holds its locks for a shorter time than a handler."""
+    async def _merge(self, key: ChannelPartition) -> None:
         try:
             async with self._transaction() as session:
-                await work(session)
+                await self._ranges.merge(session, key)
         except Exception as error:  # the message that was handled is committed
             logger.warning(
-                "what was handled is not %s: %s", aim, error, extra={"topic": key.topic, "channel": key.channel}
+                "what was handled is not merged: %s", error, extra={"topic": key.topic, "channel": key.channel}
             )
-
-    async def _forget(self, session: S) -> None:
-        before = time.time() - self._keep
-        await execute(session, _FORGET, {"before": before})
-        await self._ranges.forget(session, before)
 
     async def _record(self, opened: OpenTransaction, channel: str, message: Message) -> Statement | None:
         now = time.time()
+        if now - self._forgotten > _FORGET_EVERY:
+            self._forgotten = now
+            await execute(opened.connection, _FORGET, {"before": now - self._keep})
+            await self._ranges.forget(opened.connection, now - self._keep)
         given = None if self._identity is None else _given(self._identity(message), message.topic)
         if given is None:
             given = message.header_value(IDENTITY_HEADER) or None

@@ -459,26 +459,6 @@ async def test_identities_are_kept_for_their_time(sessions: async_sessionmaker[A
     assert sorted(left) == ["kept", f"{message.topic}/new"]
 
 
-async def test_old_identities_are_removed_behind_the_transaction_of_a_handler(
-    sessions: async_sessionmaker[AsyncSession],
-) -> None:
-    """Other processes would wait for its end to remove them, and its failure would keep them for ten minutes."""
-    inbox, seen = Inbox(sessions.begin, identity=lambda _: "new"), list[str]()
-
-    async def handle(_: Handling) -> None:
-        seen.extend(row[0] for row in await inbox.session().execute(text("SELECT identity FROM nsqext_inbox")))
-        raise ValueError("the handler fails")
-
-    async with sessions.begin() as session:
-        await session.execute(text("INSERT INTO nsqext_inbox VALUES ('ch', 'old', 0)"))
-    message = make_message(RecordingOwner())
-    with pytest.raises(ValueError, match="the handler fails"):
-        await inbox.handle(Handling([message], "ch"), handle)
-    async with sessions() as session:
-        left = [row[0] for row in await session.execute(text("SELECT identity FROM nsqext_inbox"))]
-    assert (sorted(seen), left) == (["old", f"{message.topic}/new"], [])
-
-
 async def test_handlers_whose_messages_it_cannot_record_are_refused(
     sessions: async_sessionmaker[AsyncSession], tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from nsqext.settings_text import redact_url
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from nsqext.admin import Admin, NodeStatus, TopicStats
+    from nsqext.admin import Admin, NodeStatus, TopicInfo, TopicStats
     from nsqext.types import Address
 
 T = TypeVar("T")
@@ -206,7 +206,8 @@ async def _examine_node(node: NodeStatus) -> list[Finding]:
 
 
 async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
-    topics, stats = await admin.topics(), await admin.all_stats()
+    topics = await admin.topics()
+    stats = await admin.all_stats(topics)
     before = len(findings)
     for name, info in topics.items():
         for number in info.leaderless:
@@ -219,15 +220,20 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
             hint = f"publishes are refused: nsqext channel create {name} default"
             findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
         if name in stats:
-            reported = {part.partition for part in stats[name].partitions}
-            for number, leader in info.leaders.items():
-                if number not in reported and leader not in stats[name].unreachable:
-                    text = f"partition {number} is not reported by {leader}, its leader"
-                    hint = "repeat it: the leader may have moved just now; otherwise read the log of the node"
-                    findings.append(Finding("error", f"topic {name}", text, hint))
+            hint = "repeat it: the leader may have moved just now; otherwise read the log of the node"
+            findings += [Finding("error", f"topic {name}", text, hint) for text in _unreported(info, stats[name])]
             findings += _examine_channels(stats[name])
     if len(findings) == before:
         findings.append(Finding("ok", "topics", f"{len(topics)}, every partition has a leader"))
+
+
+def _unreported(info: TopicInfo, stats: TopicStats) -> list[str]:
+    """Return what to say of the partitions that their leaders do not report although they respond."""
+    return [
+        f"partition {number} is not reported by {info.leaders[number]}, its leader"
+        for number in stats.missing or ()
+        if number in info.leaders and info.leaders[number] not in stats.unreachable
+    ]
 
 
 def _examine_channels(topic: TopicStats) -> list[Finding]:
@@ -346,11 +352,7 @@ async def _check_nodes(connection: ServerAccess, admin: Admin) -> list[str]:
 async def _check_topic(admin: Admin, topic: str) -> list[str]:
     info, stats = await admin.topic(topic), await admin.stats(topic)
     problems = [f"partition {number} has no leader" for number in info.leaderless]
-    problems += [
-        f"partition {number} is not reported by {info.leaders[number]}, its leader"
-        for number in stats.missing or ()
-        if number in info.leaders and info.leaders[number] not in stats.unreachable
-    ]
+    problems += _unreported(info, stats)
     if info.generation == "original" and not info.nodes:
         problems.append("lookup lists no node with the topic")
     if any(part.paused for part in stats.partitions):

@@ -242,7 +242,7 @@ def test_the_doctor_finds_a_partition_that_its_leader_does_not_report(
 
     async def all_stats(admin: Admin, topics: Mapping[str, TopicInfo] | None = None) -> dict[str, TopicStats]:
         found = await count(admin, topics)
-        return {**found, topic: evolve(found[topic], partitions=())}
+        return {**found, topic: evolve(found[topic], partitions=(), missing=(0,))}
 
     monkeypatch.setattr(Admin, "all_stats", all_stats)
     with pytest.raises(SystemExit) as end:

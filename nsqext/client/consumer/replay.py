@@ -69,7 +69,8 @@ async def replay_dead_letters(
         InvalidInput: messages without headers of a dead letter, or that are not valid; they stay in the topic.
         TopicNotFound: lookup does not know the topic, or the original topic of dead letters, which stay in the topic.
         OperationNotSupported: the topic is on the original NSQ, where dead letters have no headers.
-        PartitionUnavailable: not all partitions are connected: dead letters may remain.
+        PartitionUnavailable: not all partitions are connected, or a node delivers nothing of what it has stored for a
+            minute: dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)

@@ -25,7 +25,7 @@ def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
         raise InvalidInput("via= is for delayed messages", hint="give delay=, or leave out via=")
     delay = publishing.delay
     # the relay knows which identities were published or cancelled
-    if delay is None or way == "consumer" or not (delay or publishing.identity is not None):
+    if delay is None or way == "consumer" or (not delay and publishing.identity is None):
         return None
     check_choice(publishing.messages[0].key, publishing.partition)
     return delayed_body(publishing, delay)

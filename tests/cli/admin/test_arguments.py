@@ -35,6 +35,13 @@ _NODE = NodeStatus(
     reachable=True,
 )
 
+_UNCHANGED = {
+    "topic": "orders",
+    "replicas": None,
+    "retention_days": None,
+    "sync_every": None,
+    "registered_channels_only": None,
+}
 _DEFAULTS = {
     "topic": "orders",
     "partitions": 1,
@@ -106,24 +113,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str, **results: object) -> list
         (
             "topic set orders --replicas 2",
             "set_topic",
-            {
-                "topic": "orders",
-                "replicas": 2,
-                "retention_days": None,
-                "sync_every": None,
-                "registered_channels_only": None,
-            },
+            _UNCHANGED | {"replicas": 2},
         ),
         (
             "topic set orders --any-channel",
             "set_topic",
-            {
-                "topic": "orders",
-                "replicas": None,
-                "retention_days": None,
-                "sync_every": None,
-                "registered_channels_only": False,
-            },
+            _UNCHANGED | {"registered_channels_only": False},
         ),
         (
             "topic move orders 1 n1:4150 n2:4150",

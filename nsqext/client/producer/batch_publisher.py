@@ -93,6 +93,7 @@ class BatchPublisher:
             left = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NsqError)]
             if not all(_is_outdated(outcomes[index], call) for index in left):
                 raise
+        self._sender.counters.retries += 1
         if len(left) == len(outcomes):
             return await self._publish_call(call, None, place, started)
         rest = evolve(call, messages=[call.messages[index] for index in left])

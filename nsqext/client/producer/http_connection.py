@@ -43,6 +43,14 @@ _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 
 
+class _HttpReply(Reply):
+    __slots__ = ("posted",)
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(deadline)
+        self.posted: bool = False  # the request no longer waits for its turn
+
+
 class HttpConnection:
     """Sends publish commands to a node as HTTP requests, in place of `nsqext.transport.connection.Connection`.
 
@@ -89,31 +97,40 @@ class HttpConnection:
         publish = encode_publish(data)
         if self.on_request is not None:
             self.on_request()
-        reply = Reply(deadline)
+        reply = _HttpReply(deadline)
         self._start_soon(self._exchange, publish, reply)
         self.in_flight += 1
         return self._wait(reply)
 
-    async def _wait(self, reply: Reply) -> bytes:
+    async def _wait(self, reply: _HttpReply) -> bytes:
         if not reply.done:
             answered = anyio.Event()
             reply.wake = answered.set
-            with anyio.move_on_after(max(0.0, reply.deadline - _clock())):
-                await answered.wait()
-            reply.wake = None
+            try:
+                with anyio.move_on_after(max(0.0, reply.deadline - _clock())):
+                    await answered.wait()
+            except anyio.get_cancelled_exc_class():
+                if reply.posted or _clock() < reply.deadline:
+                    raise
+                # the caller's time is over, too: say that it is not sent
+            finally:
+                reply.wake = None
         if reply.error is not None:
             raise reply.error
         if reply.data is None:
             reply.deadline = -inf  # not sent if it still waits
+            if not reply.posted:
+                raise NotSent(f"not sent before the timeout: {REQUESTS} requests are in flight", node=self._node)
             raise RequestTimeout("no response before the timeout", node=self._node)
         return reply.data
 
-    async def _exchange(self, publish: HttpPublish, reply: Reply) -> None:
+    async def _exchange(self, publish: HttpPublish, reply: _HttpReply) -> None:
         try:
             async with self._free:
                 if self.error is not None or reply.deadline < _clock():
                     reply.error = NotSent(f"not sent: {self.error or 'the timeout has passed'}", node=self._node)
                     return
+                reply.posted = True
                 url = f"{self._url}{publish.path}?{publish.query}"
                 answer = await self._client.request("POST", url, headers=_HEADERS, content=publish.content)
             self.received_at = _clock()

@@ -240,6 +240,7 @@ class PublishAttempt:
                 await sender.routes.refresh(request.topic, self._route.view, refused)
             target = failure = None
             self._errors = AttemptErrors(sender.options)
+            sender.counters.retries += 1
 
     async def _settled(self, unknown: DeliveryUnknown) -> list[Receipt] | None:
         """Return the receipts of stored messages; None if they were not stored. Raises DeliveryUnknown."""
@@ -276,8 +277,10 @@ class PublishAttempt:
             target = None
         while True:
             try:
-                if self._errors.count and not await self._retries():
-                    break
+                if self._errors.count:
+                    if not await self._retries():
+                        break
+                    self._sender.counters.retries += 1
                 return await self._attempt(target)
             except NsqError as error:
                 self._errors.add(error)
@@ -300,7 +303,6 @@ class PublishAttempt:
                 sender.routes.refresh_soon(topic, self._route.view, self._refused_partition)
             return False
         await anyio.lowlevel.checkpoint_if_cancelled()  # by the close
-        sender.counters.retries += 1
         moves = self._moves
         if last.overload or not moves:
             await anyio.sleep(errors.pause(paced=last.refresh_lookup and sender.routes.asks_lookup))

@@ -139,12 +139,36 @@ async def test_requests_wait_for_their_turn_and_are_not_sent_too_late(monkeypatc
         late = connection.request(pub(b"late"), time.monotonic() + 0.01)
         await anyio.wait_all_tasks_blocked()
         assert (len(client.urls), connection.in_flight) == (2, 4)
-        with pytest.raises(RequestTimeout, match="no response before the timeout"):
+        with pytest.raises(NotSent, match="not sent before the timeout: 2 requests are in flight"):
             await late
         client.hold.set()
         assert [await answer for answer in answers] == [b"OK"] * 3
         await connection.drain()
         assert (len(client.urls), connection.in_flight) == (3, 0)
+
+
+async def test_a_caller_whose_time_is_over_learns_whether_its_publish_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "REQUESTS", 2)
+    client = Client(_reply(b"OK"), _reply(b"OK"))
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+        posted, cancelled, waits = [connection.request(pub(b"x"), time.monotonic() + 0.01) for _ in range(3)]
+        await anyio.wait_all_tasks_blocked()
+        await anyio.sleep(0.02)
+        with pytest.raises(RequestTimeout, match="no response before the timeout"):
+            await posted
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await cancelled
+        assert scope.cancelled_caught
+        with pytest.raises(NotSent, match="2 requests are in flight"), anyio.CancelScope() as scope:
+            scope.cancel()
+            await waits
+        client.hold.set()
+        await connection.drain()
+        assert len(client.urls) == 2
 
 
 async def test_a_cancelled_publish_is_sent_whole() -> None:

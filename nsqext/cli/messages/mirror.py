@@ -189,7 +189,7 @@ class Mirror:
             raise Requeue(_RETRY)
 
     def _outgoing(self, message: Message, key: str | None) -> OutgoingMessage:
-        """Return what is published for a message; raises InvalidHeader."""
+        """Return what is published for a message."""
         if self.placement.kept.without_headers:
             return OutgoingMessage(message.body)
         stored = as_stored(message)

@@ -10,7 +10,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.client.consumer.handlers.failure_policy import reason_of
-from nsqext.client.consumer.handlers.republish import republish, republisher
+from nsqext.client.consumer.handlers.republish import header_as_stored, republish, republisher
 from nsqext.client.settings import connection_settings, settings_for
 from nsqext.errors import (
     ExtendNotSupported,
@@ -100,7 +100,7 @@ class DeadLetterTopic:
             )
         await self._open.wait()
         try:
-            header = add_members(message.header, self._origin(message, error), original=HEADER_OF_ORIGINAL)
+            header = add_members(header_as_stored(message), self._origin(message, error), original=HEADER_OF_ORIGINAL)
             await republish(self._producer, self.topic, message, header)
             return
         except (ExtendNotSupported, ExtendRefused, *_TOO_LONG) as refusal:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from nsqext.client.producer.publishing import OutgoingMessage
-from nsqext.errors import InvalidHeader, InvalidInput, ProtocolError
+from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
-from nsqext.protocol.messages import EXT_TAG
+from nsqext.protocol.messages import EXT_TAG, TAG_HEADER, TRACE_ID_HEADER
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -20,14 +22,8 @@ def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
 
     Args:
         header: another extend header, with the message's trace id.
-
-    Raises InvalidHeader if the extend header is only a tag, which no publish can store.
     """
-    if message.version == EXT_TAG:
-        raise InvalidHeader(
-            f"{message!r} cannot be published again: its extend header is a tag alone", topic=message.topic
-        )
-    found = message.header if header is None else header
+    found = header_as_stored(message) if header is None else header
     try:
         key = message.key
     except ProtocolError:
@@ -35,6 +31,16 @@ def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
     return OutgoingMessage(
         message.stored_body, trace_id=None if found else message.trace_id or None, key=key, header=found
     )
+
+
+def header_as_stored(message: Message) -> bytes:
+    """Return the extend header of a received message; for a tag alone, which no publish can store, one of JSON."""
+    if message.version != EXT_TAG:
+        return message.header
+    members = {} if message.tag is None else {TAG_HEADER: message.tag}
+    if message.trace_id:
+        members[TRACE_ID_HEADER] = str(message.trace_id)
+    return orjson.dumps(members) if members else b""
 
 
 def republisher(

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import orjson
 import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from nsqext import Producer, Reject
-from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+from nsqext.client.consumer.handlers.dead_letter import (
+    DEAD_LETTER_PREFIX,
+    FIRST_ADDED,
+    HEADER_OF_ORIGINAL,
+    DeadLetterTopic,
+)
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.options import FailureOptions
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
@@ -18,8 +24,9 @@ from nsqext.client.consumer.subscriptions.subscription_group import RejectedCoun
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
+from nsqext.protocol.header_members import without_members
 from nsqext.protocol.headers import MAX_STORED_HEADER
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG
 from nsqext.types import TopicMeta
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
@@ -156,6 +163,21 @@ async def test_the_header_of_a_dead_letter_is_short_and_has_a_trace_id_once(head
         ((_, content),) = sent(node)
         assert content.count(b"##trace_id") == 1
         assert content.count(b"x") == 1000 - len("ValueError: ")
+
+
+async def test_a_dead_letter_of_a_tag_alone_keeps_its_tag() -> None:
+    message = make_message(RecordingOwner(), trace_id=7)
+    message.version, message.header = EXT_TAG, b"red"
+    async with scripted_lookup() as lookup, scripted_node(obey({"PUB_EXT": ok(_RECEIPT)})) as node:
+        lookup.set_leaders({0: node}, num=1, extend=True)
+        await bury(message, node=node, lookupd=str(lookup))
+        ((_, content),) = sent(node)
+    header = content[2 : 2 + int.from_bytes(content[:2])]
+    members = orjson.loads(header)
+    assert (header.count(b"##trace_id"), members["##trace_id"], members["##client_dispatch_tag"]) == (1, "7", "red")
+    assert without_members(header, FIRST_ADDED, DEAD_LETTER_PREFIX, original=HEADER_OF_ORIGINAL) == (
+        b'{"##client_dispatch_tag":"red","##trace_id":"7"}'
+    )
 
 
 async def test_a_dead_letter_of_the_original_nsq_has_the_body_alone() -> None:

@@ -131,15 +131,15 @@ class ChannelAdmin(AdminBase):
         Without effect on a channel that `set_channel` made ordered, which servers do not report.
 
         Raises:
-            InvalidInput: unknown channel; or the topic is ordered, or the channel is paused or skipped on a partition,
-                which then does not read again; other partitions do.
+            InvalidInput: unknown channel; the topic is ordered (nothing was sent); or the channel is paused or skipped
+                on a partition, which then does not read again; other partitions do.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
         requests = self._open()
-        await requests.change_channel("fixconfirmed", topic, channel, operation="redeliver_unfinished")
         where = await requests.find(topic)
         if where.meta.ordered:
             raise InvalidInput("channels of an ordered topic cannot read again", topic=topic)
+        await requests.change_channel("fixconfirmed", topic, channel, operation="redeliver_unfinished")
         for part in (await topic_stats(requests, where, channel)).partitions:
             for one in part.channels.values():
                 if one.paused or one.skipped:

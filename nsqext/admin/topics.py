@@ -442,13 +442,18 @@ async def _wait_writable(
 
     Original nodes register the topic at lookup some time after its creation: the next change would not reach them.
     """
-    original = await _create_at_nodes(requests, topic)
+    original = set(await _create_at_nodes(requests, topic))
 
     async def check() -> None:
-        where = await requests.led(topic)
+        try:
+            where = await requests.led(topic)
+        except PartitionUnavailable:
+            if not original:  # nodes may have registered since
+                original.update(await _create_at_nodes(requests, topic))
+            raise
         if where.partition_num < partitions:
             raise PartitionUnavailable(f"lookup does not report {partitions} partitions yet", topic=topic)
-        unregistered = original - where.nodes
+        unregistered = original.difference(where.nodes)
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
         for number, node in where.leaders.items():

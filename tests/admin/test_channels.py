@@ -166,6 +166,7 @@ async def test_a_channel_that_is_paused_or_skipped_on_a_partition_does_not_read_
 async def test_a_channel_of_an_ordered_topic_does_not_read_again(nodes: LookupNodes) -> None:
     data = lookup_json({0: "n1:4150"}, num=1)
     find_by_all(nodes, data | {"meta": {**data["meta"], "ordered": True}})
-    nodes.route("n1:4151", "/channel/fixconfirmed", OK, "POST")
+    asked = nodes.route("n1:4151", "/channel/fixconfirmed", OK, "POST")
     with pytest.raises(InvalidInput, match="channels of an ordered topic cannot read again"):
         await admin_of(nodes).redeliver_unfinished("orders", "ch")
+    assert not asked.calls

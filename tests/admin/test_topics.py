@@ -141,6 +141,24 @@ async def test_a_created_topic_of_the_original_nsq_is_registered_by_all_nodes(mo
     assert (created[0], sorted(created)) == ("x", ["o1", "o2", "x"])
 
 
+async def test_a_topic_is_created_on_a_node_of_the_original_nsq_that_registers_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lookup knows a topic without nodes, and nsqd creates it for its first publish or subscription."""
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    nodes = LookupNodes()
+    nodes.lists("x:4161")
+    registered = [httpx.Response(200, json={"producers": []})] * 2
+    nodes.route("x:4161", "/nodes", lambda _: registered.pop() if registered else httpx.Response(200, json=ORIGINAL))
+    nodes.route("x:4161", "/topic/create", OK, "POST")
+    created = nodes.route("o1:4151", "/topic/create", OK, "POST")
+    empty: dict[str, object] = {"channels": [], "producers": []}
+    nodes.finds("x:4161", lambda _: httpx.Response(200, json=ORIGINAL if created.calls else empty))
+    with anyio.fail_after(20):
+        await admin_of(nodes, "x:4161").create_topic("orders", exist_ok=True)
+    assert len(created.calls) == 1
+
+
 @pytest.mark.parametrize("wrong", [{"partitions": 0}, {"partitions": 255}, {"replicas": 6}, {"partitions": True}])
 async def test_numbers_are_checked(nodes: LookupNodes, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="is not within 1"):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+from nsqext.cli.answers import answer_of
 from nsqext.cli.command import Json, Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
@@ -47,9 +48,11 @@ async def run(
         relay.attach(service)
         if http is not None:
             add_status_page(service, http, relay)
-        if create and connection.load().lookupd:
-            async with connection.admin() as admin:
-                await admin.create_topic(topic, channels=relay.channels, exist_ok=True)
+        if create:
+            with waits.waiting(f"lookup to create {topic}"):
+                await answer_of(
+                    connection, lambda admin: admin.create_topic(topic, channels=relay.channels, exist_ok=True)
+                )
 
         @service.lifespan
         async def report(_: object) -> AsyncIterator[None]:

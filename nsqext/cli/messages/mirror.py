@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, TypeVar
 from zlib import crc32
@@ -12,6 +12,7 @@ from zlib import crc32
 import anyio
 from attrs import define, field, frozen
 
+from nsqext.cli.answers import answer_of
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import waits
@@ -32,7 +33,6 @@ from nsqext.lookup.options import parse_addresses
 from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.names import DEFAULT_CHANNEL, is_ephemeral
 from nsqext.types import TopicMeta
-from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from nsqext import Message, MessageBatch, Producer
@@ -47,7 +47,6 @@ T = TypeVar("T")
 _RETRY = 1.0  # seconds until messages are sent again that the target did not store
 _MOST_READ = 10_000  # keys that are remembered
 _Place = tuple[str, int | None, bytes]
-_FIRST_LOOK, _LONGEST_LOOK = 0.2, 5.0  # seconds between two requests to a cluster that does not respond
 
 
 @frozen
@@ -236,12 +235,12 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         InvalidSetting: the target cannot store what the source has.
         NsqError: the cluster of the source or target refuses.
     """
-    source = await _known(run.connection, lambda admin: admin.topic(run.topic), missing=True)
+    source = await answer_of(run.connection, lambda admin: admin.topic(run.topic), missing=True)
     if run.running.start is not None and (source is None or source.generation == "original"):
         raise InvalidSetting("the original NSQ has no start positions", topic=run.topic, hint="leave out --start")
     origin = source.meta if source is not None and source.meta is not None else TopicMeta()
     run.sorts = origin.partition_num > 0 and not origin.ordered
-    existing = await _known(target, lambda admin: _topic(admin, run.target))
+    existing = await answer_of(target, lambda admin: _topic(admin, run.target))
     if existing is not None:
         if source is not None and run.topic == run.target:
             _check_apart(source, existing.nodes)
@@ -253,13 +252,13 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         if source is not None and run.topic == run.target:
             _check_apart(source, parse_addresses(target.load().nsqd, "nsqd"))
         return Placement(origin, TopicMeta(), kept)
-    redesigned = await _known(target, _is_redesigned)
+    redesigned = await answer_of(target, _is_redesigned)
     placement = Placement(origin, _shape(origin) if redesigned else TopicMeta(), kept)
     placement.check(run.target)
     await _create_channel(run, source)
     channels = [name for name in (source.channels if source is not None else ()) if name != run.channel]
     channels = [name for name in channels if not is_ephemeral(name)] or ([DEFAULT_CHANNEL] if redesigned else [])
-    await _known(target, lambda admin: _create(admin, run.target, placement.target, channels))
+    await answer_of(target, lambda admin: _create(admin, run.target, placement.target, channels))
     meta = placement.target
     record = {
         **{"topic": run.target, "created": True, "partitions": meta.partition_num, "extend": meta.extend_support},
@@ -280,34 +279,12 @@ def _check_apart(source: TopicInfo, target: Iterable[Address]) -> None:
 async def _create_channel(run: RelayRun, source: TopicInfo | None) -> None:
     """Create a missing channel at the source: what is published from now on is copied. A position moves it later."""
     if source is not None and run.channel not in source.channels and run.running.start is None:
-        await _known(run.connection, lambda admin: admin.create_channel(run.topic, run.channel))
+        await answer_of(run.connection, lambda admin: admin.create_channel(run.topic, run.channel))
 
 
 def _shape(origin: TopicMeta) -> TopicMeta:
     """Return what a new topic is like; a topic of the original NSQ has one partition."""
     return origin if origin.partition_num else TopicMeta(partition_num=1, replica=1)
-
-
-async def _known(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]], *, missing: bool = False) -> T | None:
-    """Return the answer of a cluster, for which it waits; None for a cluster that is known by its nodes alone.
-
-    With ``missing``, it waits for a topic that does not exist yet.
-    """
-    warned = False
-    if not access.load().lookupd:
-        return None
-    pauses = Doubling(_FIRST_LOOK, _LONGEST_LOOK)
-    while True:
-        try:
-            async with access.admin() as admin:
-                return await ask(admin)
-        except NsqError as error:
-            absent = missing and isinstance(error, TopicNotFound)
-            if not (absent or error.retryable):
-                raise
-            logger.log(logging.WARNING if absent and not warned else logging.INFO, "waiting: %s", error)
-            warned = warned or absent
-        await anyio.sleep(pauses.next())
 
 
 async def _topic(admin: Admin, name: str) -> TopicInfo | None:

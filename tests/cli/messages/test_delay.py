@@ -22,6 +22,7 @@ from nsqext.transactions import schema_sql
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import lines, run, started
+from tests.support.server_program import LOCAL, running
 
 
 @pytest.mark.parametrize("generation", ["redesigned", "original"])
@@ -96,6 +97,21 @@ def test_a_relay_needs_no_lookup_service(tmp_path: Path) -> None:
             assert b'"delayed"' in process.stdout.readline()
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
+
+
+def test_a_relay_that_starts_before_lookup_waits_for_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
+    with started("delay", "run", "--store", str(tmp_path / "store"), "--lookupd", address) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"waiting: no lookup node returned a usable response" in process.stderr.readline()
+        with running("nsqlookupd", "-tcp-address=127.0.0.1:0", f"-http-address={address}") as lookupd:
+            register = f"-lookupd-tcp-address={lookupd.address('TCP')}"
+            with running("nsqd", *LOCAL, register, "-data-path", str(tmp_path)):
+                assert b'"delayed"' in process.stdout.readline()
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20) == 0
 
 
 def test_what_is_set_aside_is_listed_and_a_late_cancel_says_so(tmp_path: Path) -> None:

@@ -277,8 +277,8 @@ def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
     for name, channel in part.channels.items():
         finished = part.finished_to(name)
         if finished is None:
-            continue
-        if offset >= finished:
+            states[name] = "unknown, the leader does not deliver its last messages yet"
+        elif offset >= finished:
             states[name] = "not finished, or finished before an earlier message"
         else:
             states[name] = "finished, or deferred" if channel.deferred else "finished"

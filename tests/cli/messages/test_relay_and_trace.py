@@ -17,7 +17,9 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import pytest
+from attrs import evolve
 
+from nsqext.admin import Admin, TopicStats
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.connection import Contexts, load_contexts
@@ -221,6 +223,27 @@ def test_a_replay_of_dead_letters_has_the_options_of_its_command(
         main(["deadletters", "replay", "dead", *words])
     assert found == [("dead", {"channel": "again", "idle": 2.5, "connect_timeout": 7.0})]
     assert json.loads(capsys.readouterr().out) == {"topic": "dead", "replayed": 3}
+
+
+def test_the_state_of_a_channel_is_unknown_while_its_leader_does_not_deliver_the_last_messages(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def stats(admin: Admin, topic: str, channel: str | None = None) -> TopicStats:
+        found = await of_cluster(admin, topic, channel)
+        if channel is not None:
+            return found
+        (part,) = found.partitions
+        behind = {name: evolve(channel, unreadable=1) for name, channel in part.channels.items()}
+        return evolve(found, partitions=(evolve(part, channels=behind),))
+
+    topic, where = make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "--trace-id", "7", *where)
+    of_cluster = Admin.stats
+    monkeypatch.setattr(Admin, "stats", stats)
+    with pytest.raises(SystemExit, match="0"):
+        main(["trace", topic, "7", *where])
+    states = json.loads(capsys.readouterr().out)["channels"]
+    assert states == {"ch": "unknown, the leader does not deliver its last messages yet"}
 
 
 def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None:

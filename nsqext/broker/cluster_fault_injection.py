@@ -128,6 +128,18 @@ class ClusterFaults:
         check_flags(refusing=refusing)
         self._run(lambda runtime: runtime.node(name).member.node.faults.refuse(refusing))
 
+    def hold_flush(self, name: str, holding: bool = True) -> None:
+        """Acknowledge new messages of a node, and deliver none of them until the hold ends.
+
+        A busy node of the redesigned NSQ does so for seconds: its topics count the messages, its channels do not, and
+        report no depth for them (seen on loaded servers). A leader change and a restart deliver them, too.
+
+        Raises:
+            InvalidState: the cluster is of the original generation, which delivers at once.
+        """
+        check_flags(holding=holding)
+        self._run(lambda runtime: coordinated(runtime).node(name).member.node.faults.hold_flush(holding))
+
     # Bytes
 
     def _add(self, name: str, rule: Rule) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -60,12 +60,19 @@ def _half(data: bytes, direction: Direction) -> bytes:
     return data[: size // 2]
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @define(eq=False)
 class NodeFaults:
     """Faults of a node; changed only in the cluster's event loop."""
 
     active: bool = False  #: any fault is set; while False, a read or write costs an attribute access more
     refusing: bool = False  #: new connections are closed at once
+    flush_held: bool = False  #: committed messages are not readable for channels
+    #: called when ``flush_held`` ends
+    on_flush: Callable[[], None] = _nothing
     frozen: bool = False  #: does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
@@ -92,6 +99,11 @@ class NodeFaults:
         self.refusing = refusing
         self._update()
 
+    def hold_flush(self, holding: bool = True) -> None:
+        self.flush_held = holding
+        if not holding:
+            self.on_flush()
+
     def add(self, rule: Rule) -> None:
         """Add a rule, until `heal` or until it is used up."""
         self.rules.append(rule)
@@ -116,13 +128,14 @@ class NodeFaults:
         self._update()
 
     def pending(self) -> list[str]:
-        states = {"frozen": self.frozen, "refuse connections": self.refusing}
+        states = {"frozen": self.frozen, "refuse connections": self.refusing, "flush held": self.flush_held}
         return [*(name for name, set_ in states.items() if set_), *map(str, (*self.rules, *self._answers))]
 
     def heal(self) -> None:
         self.rules.clear()
         self._answers.clear()
         self.refusing = False
+        self.hold_flush(False)
         self.thaw()
         self._update()
 

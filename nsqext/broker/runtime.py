@@ -373,6 +373,7 @@ class Runtime(ABC):
             if isinstance(running, ManagedNode):
                 running.member.node.faults.thaw()  # a new process is not frozen
                 running.member.node.restart()
+                running.member.node.faults.hold_flush(False)  # a new process reads all that is stored
                 running.member.isolated = False
             await running.start(self._tasks)
             if isinstance(running, ManagedLookupd):

@@ -144,8 +144,8 @@ class Partition:
     def skip_ids(self, count: int) -> None:
         self._counter += count
 
-    def commit(self, stored: Stored) -> None:
-        """Let channels read these messages: all in-sync replicas have them."""
+    def commit(self, stored: Stored, *, flushed: bool = True) -> None:
+        """Let channels read these messages, which all in-sync replicas have; if not ``flushed``, from `flush` on."""
         last = stored.entries[-1]
         if last.count <= self.committed:
             return
@@ -156,10 +156,18 @@ class Partition:
             self._pass_to_channels()
             if self.depth > self.options.mem_queue_size and is_ephemeral(self.topic):
                 self._drop_behind(self.readable + self.options.mem_queue_size)
-        else:
-            self.readable, self.readable_offset = last.count, last.offset + last.size
-            for channel in self._all_channels():
-                channel.pump()
+        elif flushed:
+            self._read_to(last.count, last.offset + last.size)
+
+    def flush(self) -> None:
+        """Let channels read all committed messages."""
+        if self.readable < self.committed:
+            self._read_to(self.committed, self.log.find_count(self.committed))
+
+    def _read_to(self, count: int, offset: int) -> None:
+        self.readable, self.readable_offset = count, offset
+        for channel in self._all_channels():
+            channel.pump()
 
     def uncommit(self, count: int) -> None:
         """Let channels read only ``count`` messages, and acknowledged messages: an in-sync replica lacks the next."""

@@ -166,6 +166,7 @@ class Node:
         self.name: str = name
         self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()
+        self.faults.on_flush = self._flush_all
         limits = self.options.limits
         self.limits: ServerLimits = evolve(limits, snappy=limits.snappy and find_spec("cramjam") is not None)
         self.switches: Switches = Switches(
@@ -329,6 +330,10 @@ class Node:
             self._flush_due = now + self.options.flush_interval
             for hosted in self.hosted.values():
                 hosted.flushed = hosted.partition.readable_offset, hosted.partition.readable
+
+    def _flush_all(self) -> None:
+        for hosted in self.hosted.values():
+            hosted.partition.flush()
 
     def put(self, hosted: Hosted, messages: Sequence[NewMessage]) -> Stored:
         """Append messages as `Partition.put`, and note whether the disk takes them."""

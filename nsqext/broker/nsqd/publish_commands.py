@@ -155,7 +155,7 @@ async def commit(
         finally:
             hosted.waiting -= size
     answer()
-    hosted.partition.commit(stored)
+    hosted.partition.commit(stored, flushed=not node.faults.flush_held)
 
 
 def publish(session: Session, command: Command) -> Awaitable[None] | None:
@@ -192,7 +192,7 @@ def put(
     reply = _reply(stored, trace_id)
     if hosted.replicate is None:
         session.answer(reply)
-        hosted.partition.commit(stored)
+        hosted.partition.commit(stored, flushed=not session.node.faults.flush_held)
         return None
     return Deferred(partial(_commit_and_answer, session, hosted, stored, hosted.epoch, code, reply))
 

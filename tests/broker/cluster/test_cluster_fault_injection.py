@@ -242,6 +242,54 @@ def test_refused_connections() -> None:
             assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
 
 
+def test_messages_of_a_busy_node_are_delivered_when_they_are_flushed() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        address = cluster.nodes["n1"]
+        with BlockingClient(address.tcp) as talker, BlockingClient(address.tcp) as listener:
+            listener.subscribe("t")
+            cluster.faults.hold_flush("n1")
+            assert cluster.faults.pending() == {"n1": ["flush held"]}
+            for body in (b"one", b"two"):
+                assert talker.ask("PUB t 0", body) == b"OK"
+            with pytest.raises(TimeoutError):
+                listener.message(timeout=0.1)
+            (topic,) = plain_http.get(f"http://{address.http}/stats?format=json").json()["data"]["topics"]
+            (channel,) = topic["channels"]
+            assert [topic["message_count"], channel["message_count"], channel["depth"]] == [2, 0, 0]
+            cluster.faults.hold_flush("n1", False)
+            assert [listener.message()[2] for _ in range(2)] == [b"one", b"two"]
+            cluster.faults.hold_flush("n1")
+            talker.ask("PUB t 0", b"six")
+            cluster.faults.heal()
+            assert (listener.message()[2], cluster.faults.pending()) == (b"six", {})
+
+
+@pytest.mark.parametrize("change", ["move", "kill", "restart"])
+def test_messages_that_were_not_flushed_are_delivered_by_the_next_leader(change: str) -> None:
+    with Cluster(1 if change == "restart" else 3) as cluster:
+        cluster.create_topic("t", replicas=len(cluster.nodes), channels=["ch"])
+        leader = cluster.leader("t")
+        cluster.faults.hold_flush(leader)
+        with BlockingClient(cluster.nodes[leader].tcp) as talker:
+            assert talker.ask("PUB t 0", b"stored") == b"OK"
+        if change == "move":
+            cluster.move_leader("t", 0, "n2" if leader == "n1" else "n1")
+        else:
+            cluster.kill(leader)
+        if change == "restart":
+            cluster.restart(leader)
+            assert cluster.faults.pending() == {}
+        with BlockingClient(cluster.nodes[cluster.wait_writable("t")].tcp) as listener:
+            listener.subscribe("t")
+            assert listener.message()[2] == b"stored"
+
+
+def test_the_original_nsq_holds_no_flush() -> None:
+    with Cluster(1, generation="original") as cluster, pytest.raises(InvalidState):
+        cluster.faults.hold_flush("n1")
+
+
 def test_lookup_that_is_stale_empty_or_slow() -> None:
     with Cluster(3, lookupds=2) as cluster:
         first, second = cluster.lookupd
@@ -320,6 +368,7 @@ def test_invalid_faults() -> None:
             ("command='pub'", lambda: faults.answer("n1", "E_PUB_FAILED", command="pub")),
             ("closes='no'", lambda: faults.answer("n1", "E_PUB_FAILED", closes="no")),  # type: ignore[arg-type]
             ("refusing='no'", lambda: faults.refuse("n1", "no")),  # type: ignore[arg-type]
+            ("holding=1", lambda: faults.hold_flush("n1", 1)),  # type: ignore[arg-type]
             ("peer='127.0.0.1'", lambda: faults.drop("n1", "in", peer="127.0.0.1")),
             ("peer='n2'", lambda: faults.cut("n1", peer="n2")),
             ("command='DPUB'", lambda: faults.answer("n1", "E_PUB_FAILED", command="DPUB")),

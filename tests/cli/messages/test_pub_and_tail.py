@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from secrets import token_hex
@@ -23,6 +24,7 @@ from nsqext.cli.messages.pub import Columns, read_lines, read_rows
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from nsqext.types import Address
+from tests.support.blocking_client import eventually as eventually_blocking
 from tests.support.command_line import Process, Terminal, environment, lines, run, started, unexpected
 from tests.support.consumers import eventually
 
@@ -400,6 +402,25 @@ def test_the_end_of_a_partition_does_not_wait_for_the_others(cluster: Cluster, t
         lines("pub", topic, f"in {partition}", "--partition", partition, *where)
     found = lines("tail", topic, "--channel", "ch", "--partition", "0", "--until-end", *where)
     assert [one["body"] for one in found] == ["in 0"]
+
+
+@pytest.mark.parametrize("words", ["tail t", "record t --to {folder}", "relay t --to copy"])
+def test_the_end_is_behind_stored_messages_that_a_busy_node_does_not_deliver_yet(tmp_path: Path, words: str) -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        cluster.create_topic("copy", channels=["ch"])
+        where = ("--channel", "ch", "--lookupd", cluster.lookupd[0])
+        lines("pub", "t", "delivered", *where[2:])
+        cluster.faults.hold_flush("n1")
+        lines("pub", "t", "stored", *where[2:])
+        assert lines("lag", "t", "ch", *where[2:])[0]["lag"] == 2
+        with started(*words.format(folder=tmp_path).split(), "--until-end", *where) as process:
+            eventually_blocking(lambda: lines("lag", "t", "ch", *where[2:])[0]["lag"] == 1)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            cluster.faults.heal()
+            assert process.wait(20) == 0
+        assert lines("lag", "t", "ch", *where[2:])[0]["lag"] == 0
 
 
 @pytest.mark.parametrize("words", ["tail {topic}", "record {topic} --to {folder}", "relay {topic} --to {topic}_copy"])

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Admin, Producer
+from nsqext import Admin, Consumer, Producer
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import Fault, Run, run_seed
@@ -152,6 +152,16 @@ async def connects_after_a_refusal(world: World) -> None:
                 await producer.publish("orders", b"x")
 
 
+async def receives_what_was_published_when_it_is_flushed(world: World) -> None:
+    await world.cluster.create_topic("orders", channels=["billing"])
+    async with Producer(world.cluster.lookupd) as producer, world.inject_faults():
+        await anyio.sleep(1)
+        await producer.publish("orders", b"x")
+        async with Consumer("orders", "billing", lookupd=world.cluster.lookupd) as consumer:
+            await anext(consumer)
+            assert 2.5 <= world.now < 4
+
+
 async def moves_a_leader_to_a_node_that_is_down(world: World) -> None:
     cluster = world.cluster
     await cluster.create_topic("orders", replicas=2, channels=["billing"])
@@ -203,6 +213,7 @@ def test_a_topic_is_not_created_again_on_a_disk_that_cannot_store_it() -> None:
         (sets_the_clock, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)], 3),
         (sees_a_stall_end_and_blocks_a_link, [Fault("stall", 0.5, 1.0, "n1", 0.4)], 3),
         (connects_after_a_refusal, [Fault("refuse", 0.5, 1.0, "n1", 0.5)], 1),
+        (receives_what_was_published_when_it_is_flushed, [Fault("hold_flush", 0.5, 2.0, "n1", 0.5)], 1),
         (moves_a_leader_to_a_node_that_is_down, [], 3),
     ],
 )
@@ -222,7 +233,7 @@ async def has_one_extended_topic(world: World) -> None:
     [
         (("upgrade",), set()),
         (("recreate", "kill"), {"kill"}),
-        (("kill", "freeze", "terminate"), {"kill"}),
+        (("kill", "freeze", "terminate", "hold_flush"), {"kill"}),
         (("cut",), set()),
         (("half_open",), set()),
         (("move",), set()),

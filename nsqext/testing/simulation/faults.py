@@ -253,6 +253,14 @@ def _refuse(at: Injector, fault: Fault) -> End:
     return lambda: faults.refuse(False)
 
 
+def _hold_flush(at: Injector, fault: Fault) -> End:
+    if fault.target in at.cluster.down:
+        return at.no_effect()
+    faults = at.cluster.runtime.node(fault.target).member.node.faults
+    faults.hold_flush()
+    return lambda: faults.hold_flush(False)
+
+
 def _jump(at: Injector, fault: Fault) -> End:
     at.clock.jumped += 7200 * (fault.chance - 0.5)
     return None
@@ -311,6 +319,7 @@ _NODE: dict[str, _Begin] = {
     "cut": _cut,
     "half_open": _half_open,
     "refuse": _refuse,
+    "hold_flush": _hold_flush,
     "pause": lambda at, fault: at.selector.pause(fault.seconds),
     "clock_jump": _jump,
 }

@@ -78,6 +78,9 @@ FILES = (100 << 20, 100 << 20, 3000, 300)
 SYNC_INTERVALS = (0.05, 0.05, 0.5)
 FSYNC = ("always", "always", "interval", "never")
 
+LATE_FLUSHES = 0.15
+"""Share of the schedules in which nodes deliver messages late that they have acknowledged."""
+
 DISK_FAULTS = frozenset({"power", "disk_full", "disk_failing", "disk_slow"})
 _TOPICS_OF_FAULTS = {"upgrade": "upgraded", "recreate": "recreated"}
 _TOPICS_OF = {"tags": "tagged", "letters": "rejected", KEY_TAGS: "keyed", FILTERS: "filtered", LATE: "plain"}
@@ -179,6 +182,8 @@ def draw_plan(
     if LATE in plan.features:
         plan = evolve(plan, rest=_SETTLED)  # what faults excuse is over
     plan = _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
+    if PARTED not in plan.features and faults is None:
+        plan = _with_late_flushes(plan)
     if FLOW in plan.features:
         return evolve(plan, topics=(), single=(), batches=(), batchers=(), faults=(), disk=None)
     return _as_bank(plan) if BANK in plan.features else plan
@@ -322,6 +327,17 @@ def _with_triple(plan: Plan) -> Plan:
     return evolve(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
+def _with_late_flushes(plan: Plan) -> Plan:
+    random = Random(f"flushes {plan.seed}")
+    if random.random() >= LATE_FLUSHES:
+        return plan
+    faults = [
+        Fault("hold_flush", random.uniform(0.0, 0.9) * plan.seconds, random.uniform(0.25, 3.0), name, random.random())
+        for name in random.choices(NODES, k=random.randint(1, 4))
+    ]
+    return evolve(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda fault: fault.at)))
+
+
 def _with_parted(plan: Plan) -> Plan:
     """Replace all faults by separations: long ones, short ones, or one at which the leader fails with its last records.
 
@@ -378,12 +394,14 @@ def _draw_replicas(random: Random, disk: DiskOptions | None) -> int:
 
 
 def _not_injected(disk: DiskOptions | None) -> frozenset[str]:
-    """Return the faults that need a disk, or after which more is lost than the checkers know."""
+    """Return the faults that need a disk, with a share of their own, or after which more is lost than checkers know."""
     if disk is None:
-        return DISK_FAULTS
-    return {"always": frozenset[str](), "interval": frozenset({"disk_failing"}), "never": frozenset({"power"})}[
-        disk.fsync
-    ]
+        return DISK_FAULTS | {"hold_flush"}
+    return {
+        "always": frozenset({"hold_flush"}),
+        "interval": frozenset({"hold_flush", "disk_failing"}),
+        "never": frozenset({"hold_flush", "power"}),
+    }[disk.fsync]
 
 
 def _draw_kinds(random: Random, topics: Sequence[str], disk: DiskOptions | None) -> tuple[str, ...]:

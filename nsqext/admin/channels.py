@@ -12,7 +12,6 @@ from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
 from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
 from nsqext.protocol.names import check_channel
-from nsqext.protocol.record import COUNTER_BITS
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
@@ -115,6 +114,8 @@ class ChannelAdmin(AdminBase):
             InvalidInput: invalid id, unknown channel, or no such message in flight.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
+        from nsqext.protocol.record import COUNTER_BITS  # with msgspec: 7 % of the start of commands
+
         number = _internal_id(message)
 
         async def finish(node: Address, params: dict[str, str | int]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from nsqext.errors import NsqError, TopicNotFound
+from nsqext.errors import NsqError
 from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ T = TypeVar("T")
 _FIRST, _LONGEST = 0.2, 5.0  # seconds between two requests
 
 
-async def answer_of(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]], *, missing: bool = False) -> T | None:
-    """Return the answer of a cluster, for which it waits; None for a cluster that is known by its nodes alone.
+async def answer_of(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]]) -> T | None:
+    """Return the answer of a cluster; None for a cluster that is known by its nodes alone.
 
-    With ``missing``, it waits for a topic that does not exist yet.
+    It waits while an error may pass: lookup or a node is down, or a topic does not exist yet.
     """
     if not access.load().lookupd:
         return None
@@ -36,7 +36,7 @@ async def answer_of(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]], 
             async with access.admin() as admin:
                 return await ask(admin)
         except NsqError as error:
-            if not (error.retryable or (missing and isinstance(error, TopicNotFound))):
+            if not error.retryable:
                 raise
             logger.log(level, "waiting: %s", error)
             level = logging.INFO

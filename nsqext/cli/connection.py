@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
+import orjson
 from attrs import define, evolve, field, frozen
 
 from nsqext.arguments import is_number
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from nsqext.settings import Given
 
 FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
+_PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME  # values of other types: by msgspec
 
 
 @frozen
@@ -117,9 +119,13 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     if not json:
         print("\n".join(map(escaped, text.split("\n"))), flush=True)
         return
-    import msgspec
+    try:
+        line = orjson.dumps(record, option=_PLAIN).decode()
+    except TypeError:
+        # takes 10 % of a command's start; numbers of headers may have more than 64 bits
+        import msgspec
 
-    line = msgspec.json.encode(record, enc_hook=str).decode()  # numbers of headers may have more than 64 bits
+        line = msgspec.json.encode(record, enc_hook=str).decode()
     if sys.stdout.isatty() and not line.isprintable():
         line = "".join(one if one.isprintable() else _json_escape(one) for one in line)
     print(line, flush=True)

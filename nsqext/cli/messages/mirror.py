@@ -235,7 +235,7 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         InvalidSetting: the target cannot store what the source has.
         NsqError: the cluster of the source or target refuses.
     """
-    source = await answer_of(run.connection, lambda admin: admin.topic(run.topic), missing=True)
+    source = await answer_of(run.connection, lambda admin: admin.topic(run.topic))
     if run.running.start is not None and (source is None or source.generation == "original"):
         raise InvalidSetting("the original NSQ has no start positions", topic=run.topic, hint="leave out --start")
     origin = source.meta if source is not None and source.meta is not None else TopicMeta()

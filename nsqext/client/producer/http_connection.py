@@ -48,7 +48,7 @@ class _HttpReply(Reply):
 
     def __init__(self, deadline: float) -> None:
         super().__init__(deadline)
-        self.posted: bool = False  # the request no longer waits for its turn
+        self.posted: bool = False  #: the request no longer waits for its turn
 
 
 class HttpConnection:

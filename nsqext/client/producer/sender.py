@@ -277,10 +277,9 @@ class PublishAttempt:
             target = None
         while True:
             try:
-                if self._errors.count:
-                    if not await self._retries():
-                        break
-                    self._sender.counters.retries += 1
+                if self._errors.count and not await self._retries():
+                    break
+                self._sender.counters.retries += bool(self._errors.count)
                 return await self._attempt(target)
             except NsqError as error:
                 self._errors.add(error)
@@ -290,8 +289,7 @@ class PublishAttempt:
 
     async def _retries(self) -> bool:
         """Return whether the publish is retried, after the pause and refresh for its latest error."""
-        sender, errors, topic = self._sender, self._errors, self._request.topic
-        last = errors.last
+        sender, errors, topic, last = self._sender, self._errors, self._request.topic, self._errors.last
         if isinstance(last, ExtendNotSupported):
             return await sender.routes.upgraded(topic)
         if isinstance(last, ExtendRefused):  # of a header that the topic's meta asked for, such as a key

@@ -118,6 +118,7 @@ OTHER_TESTS = {
     "cli/admin/spark.py": ("tests/cli/messages/test_client_commands.py",),
     "cli/admin/stats.py": ("tests/cli/admin/test_topic_and_channel.py", "tests/cli/admin/test_doctor_and_top.py"),
     "cli/admin/topic.py": ("tests/cli/admin/test_arguments.py",),
+    "cli/answers.py": ("tests/cli/messages/test_delay.py", "tests/cli/messages/test_mirror.py"),
     "cli/apps.py": ("tests/cli/workers/test_run.py", "tests/cli/workers/test_schema.py"),
     "cli/command.py": (
         "tests/cli/messages/test_pub_and_tail.py",

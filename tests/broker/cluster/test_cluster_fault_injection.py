@@ -242,9 +242,10 @@ def test_refused_connections() -> None:
             assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
 
 
-def test_messages_of_a_busy_node_are_delivered_when_they_are_flushed() -> None:
-    with Cluster(1) as cluster:
-        cluster.create_topic("t", channels=["ch"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_messages_of_a_busy_node_are_delivered_when_they_are_flushed(replicas: int) -> None:
+    with Cluster(2) as cluster:
+        cluster.create_topic("t", replicas=replicas, channels=["ch"])
         address = cluster.nodes["n1"]
         with BlockingClient(address.tcp) as talker, BlockingClient(address.tcp) as listener:
             listener.subscribe("t")

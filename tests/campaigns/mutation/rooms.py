@@ -92,7 +92,7 @@ ROOMS = {
         "tests/contract/test_topics.py",
         "tests/contract/test_original.py",
     ),
-    "broker/nsqd": ("tests/broker/nsqd", "tests/captures"),
+    "broker/nsqd": ("tests/broker/nsqd", "tests/captures", "tests/broker/cluster/test_cluster_fault_injection.py"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
     "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read"),
     "broker/engine": ("tests/broker/engine",),
@@ -118,7 +118,7 @@ OTHER_TESTS = {
     "cli/admin/spark.py": ("tests/cli/messages/test_client_commands.py",),
     "cli/admin/stats.py": ("tests/cli/admin/test_topic_and_channel.py", "tests/cli/admin/test_doctor_and_top.py"),
     "cli/admin/topic.py": ("tests/cli/admin/test_arguments.py",),
-    "cli/answers.py": ("tests/cli/messages/test_delay.py", "tests/cli/messages/test_mirror.py"),
+    "cli/answers.py": ("tests/cli/test_answers.py",),
     "cli/apps.py": ("tests/cli/workers/test_run.py", "tests/cli/workers/test_schema.py"),
     "cli/command.py": (
         "tests/cli/messages/test_pub_and_tail.py",

@@ -114,6 +114,15 @@ def test_a_relay_that_starts_before_lookup_waits_for_it(tmp_path: Path) -> None:
                 assert process.wait(20) == 0
 
 
+def test_a_relay_creates_no_topic_if_it_is_not_to(tmp_path: Path) -> None:
+    with Cluster(nodes=1) as cluster:
+        words = ("--no-create", "--store", str(tmp_path / "store"), "--lookupd", cluster.lookupd[0])
+        with started("delay", "run", *words) as process:
+            assert process.stdout is not None
+            assert b'"delayed"' in process.stdout.readline()
+            assert cluster.topics == {}
+
+
 def test_what_is_set_aside_is_listed_and_a_late_cancel_says_so(tmp_path: Path) -> None:
     where = ("--store", str(tmp_path / "store"))
     with DelayStore(tmp_path / "store") as store:

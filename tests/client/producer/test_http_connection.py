@@ -151,24 +151,26 @@ async def test_a_caller_whose_time_is_over_learns_whether_its_publish_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REQUESTS", 2)
-    client = Client(_reply(b"OK"), _reply(b"OK"))
+    client = Client(*[_reply(b"OK")] * 3)
     client.hold = anyio.Event()
     async with _connected(client) as connection:
         posted, cancelled, waits = [connection.request(pub(b"x"), time.monotonic() + 0.01) for _ in range(3)]
+        early = connection.request(pub(b"early"), time.monotonic() + 30)
         await anyio.wait_all_tasks_blocked()
         await anyio.sleep(0.02)
         with pytest.raises(RequestTimeout, match="no response before the timeout"):
             await posted
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await cancelled
-        assert scope.cancelled_caught
+        for publish in (cancelled, early):
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await publish
+            assert scope.cancelled_caught
         with pytest.raises(NotSent, match="2 requests are in flight"), anyio.CancelScope() as scope:
             scope.cancel()
             await waits
         client.hold.set()
         await connection.drain()
-        assert len(client.urls) == 2
+        assert len(client.urls) == 3
 
 
 async def test_a_cancelled_publish_is_sent_whole() -> None:

@@ -51,7 +51,7 @@ def read_choice(*choices: str) -> Callable[[str], str]:
 
 
 def read_topics(value: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    topics = [part.strip() for part in value.split(",") if part.strip()]
     if not topics:
         raise ValueError("it names no topic")
     return tuple(check_topic(topic) for topic in topics)

@@ -57,6 +57,29 @@ def test_a_stream_is_read() -> None:
     options = SourceOptions.parse(given, streaming=True)
     assert (options.channel, options.max_offsets_per_trigger, options.reset_channel) == ("c", 9, True)
     assert (options.start.number, options.start.timed) == (EARLIEST, False)
+    assert SourceOptions.parse({**READ, "channel": "c"}, streaming=True).start.is_latest
+
+
+def test_values_may_have_spaces_and_choices_have_no_case() -> None:
+    options = SourceOptions.parse({**READ, "channel": " c ", "readMode": " CHANNEL "}, streaming=True)
+    assert (options.channel, options.read_mode) == ("c", "channel")
+
+
+def test_the_limits_of_values_are_accepted() -> None:
+    given = {**READ, "rdy": "2500", "startingTimestamp": "5", "endingTimestamp": "5"}
+    options = SourceOptions.parse(given)
+    assert (options.rdy, options.start.number, options.end.number) == (2500, 5, 5)
+    given = {**READ, "channel": "c", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "5"}
+    options = SourceOptions.parse(given, streaming=True)
+    assert (options.min_offsets_per_trigger, options.max_offsets_per_trigger) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30 s", 30), ("1m", 60), ("2min", 120), ("1H", 3600), ("1d", 86400)]
+)
+def test_durations_have_a_unit(text: str, seconds: float) -> None:
+    given = {**READ, "channel": "c", "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    assert SourceOptions.parse(given, streaming=True).max_trigger_delay == seconds
 
 
 def test_options_that_spark_adds_to_tables_are_ignored() -> None:
@@ -102,6 +125,7 @@ def test_options_added_by_spark_are_ignored() -> None:
         ({"columns": ","}, "it names no column"),
         ({"columns": "value", "includeHeaders": "true"}, "options columns and includeHeaders contradict each other"),
         ({"headersFormat": "array"}, "option headersFormat has no effect without headers"),
+        ({"headersFormat": "array", "columns": "value"}, "option headersFormat has no effect without headers"),
         ({"maxTasks": "0"}, "it is less than 1"),
         ({"startingTimestamp": "1", "startingOffsetsByTimestamp": "{}"}, "startingTimestamp and startingOffsetsByTime"),
         ({"minPartitions": "0"}, "it is less than 1"),
@@ -111,6 +135,7 @@ def test_options_added_by_spark_are_ignored() -> None:
         ({"readTimeoutMs": "0"}, "it is less than 1"),
         ({"channel": "c#ephemeral"}, "an ephemeral channel keeps no position"),
         ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is for streaming reads only"),
+        ({"maxBytesPerTrigger": "1"}, "option maxBytesPerTrigger is for streaming reads only"),
         ({"readMode": "channel"}, "option readMode is for streaming reads only"),
         ({"nsqext.tlss": "true"}, "do you mean nsqext.tls?"),
         ({"nsqext.on_unknown": "raise"}, "nsqext.on_unknown cannot be used to read: it belongs to write"),
@@ -161,6 +186,10 @@ def test_the_topics_to_read_are_required(given: dict[str, str], expected: str) -
             "minOffsetsPerTrigger=5 is more than maxOffsetsPerTrigger=4",
         ),
         ({"channel": "c", "maxBytesPerTrigger": str(1 << 63)}, "option maxBytesPerTrigger="),
+        ({"channel": "c", "maxOffsetsPerTrigger": str(1 << 63)}, "option maxOffsetsPerTrigger="),
+        ({"channel": "c", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "0s"}, "write a number and a unit"),
+        ({"channel": "c", "resetChannel": "true"}, "resetChannel cannot start at the latest message"),
+        ({"channel": "c", "readMode": "channel", "failOnDataLoss": "true"}, "failOnDataLoss contradicts readMode"),
         ({"channel": "c", "readMode": "channel", "maxBytesPerTrigger": "2"}, "maxBytesPerTrigger contradicts readMode"),
         ({"channel": "c", "readMode": "channel", "minPartitions": "2"}, "minPartitions contradicts readMode=channel"),
         ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "resetChannel contradicts readMode=channel"),

@@ -6,9 +6,11 @@ import atexit
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from pyspark.core.files import SparkFiles
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
@@ -38,6 +40,7 @@ def test_the_error_that_counts_is_found() -> None:
     )
     assert root_cause(StreamingQueryException(message=STREAM_FAILED)) == expected
     assert root_cause(ValueError("nsqext is not involved")) is None
+    assert root_cause(ValueError(f"nsqext.errors.ConnectionLost: the first\n{STREAM_FAILED}")) == expected
     assert root_cause(InvalidState("it is", topic="t")) == "InvalidState: it is (topic t)"
 
 
@@ -67,6 +70,47 @@ def test_a_session_that_has_found_the_format_registers_nothing(
     monkeypatch.setattr(type(spark.dataSource), "register", lambda *given: added.append(given))
     register(spark)
     assert added == []
+
+
+class Session:
+    """A session of Spark: what register uses of it."""
+
+    def __init__(self, master: str = "local[2]", configured: str | None = None, *, found: bool = False) -> None:
+        self._sc = SimpleNamespace(pythonExec=sys.executable, master=master, _python_includes=[])
+        manager = SimpleNamespace(dataSourceExists=lambda name: found)
+        self._jsparkSession = SimpleNamespace(sessionState=lambda: SimpleNamespace(dataSourceManager=lambda: manager))
+        self.conf = SimpleNamespace(get=lambda name, default: configured)
+        self.registered: list[str] = []  # interpreters of the registrations
+        self.dataSource = SimpleNamespace(register=lambda _: self.registered.append(self._sc.pythonExec))
+
+    def register(self) -> list[str]:
+        """Register the format; return the interpreters with which it was registered."""
+        register(cast("SparkSession", self))
+        assert self._sc.pythonExec == sys.executable
+        return self.registered
+
+
+def test_a_format_is_registered_once_with_the_interpreter_of_the_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(other.stat().st_mode | stat.S_IXUSR)
+    assert Session().register() == [sys.executable]
+    assert Session(found=True).register() == []
+    assert Session(configured=str(other), found=True).register() == [str(other)]
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert Session(configured=str(other)).register() == [sys.executable]
+
+
+def test_workers_of_a_cluster_are_asked_for_their_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr("nsqext.spark.registration._workers", lambda _: [("host", "python", "0.0.1", "20.0.0")])
+    with pytest.raises(InvalidState, match=r"nsqext is version 0\.0\.1"):
+        Session("spark://host:7077").register()
+    assert Session().register() == [sys.executable]
 
 
 def test_versions_of_workers() -> None:
@@ -99,6 +143,9 @@ def test_an_environment_that_is_unpacked_on_the_workers(tmp_path: Path, monkeypa
     with pytest.raises(InvalidState, match="it does not exist"):
         driver_python("./other/bin/no-such-python", "yarn", [])
     assert not (tmp_path / "other").exists()
+    (tmp_path / "made").mkdir()
+    with pytest.raises(InvalidState, match="it does not exist"):
+        driver_python(f"./made/bin/{Path(sys.executable).name}", "yarn", [])
 
 
 @pytest.fixture
@@ -138,6 +185,26 @@ def test_a_usable_interpreter_stays(tmp_path: Path) -> None:
     link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     link.chmod(link.stat().st_mode | stat.S_IXUSR)
     assert driver_python(str(link), "local[2]", []) == str(link)
+
+
+def test_files_that_spark_delivers_are_searched(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\ncase "$PYTHONPATH" in *delivered*) exit 0;; esac\necho missing >&2; exit 1\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    assert driver_python(str(script), "yarn", ["/delivered"]) == str(script)
+    with pytest.raises(InvalidState, match="missing"):
+        driver_python(str(script), "yarn", [])
+
+
+def test_another_environment_of_the_same_interpreter_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link = tmp_path / Path(sys.executable).name
+    link.symlink_to(Path(sys.executable).resolve())
+    failed = SimpleNamespace(returncode=1, stderr="No module named 'nsqext'")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(InvalidState, match="No module named 'nsqext'"):
+        driver_python(str(link), "yarn", [])
 
 
 def test_an_unusable_interpreter_is_replaced_locally(bare: str) -> None:

@@ -19,7 +19,7 @@ from nsqext.spark.columns import (
     chosen_columns,
     read_schema,
 )
-from nsqext.spark.options import SinkOptions
+from nsqext.spark.options import SinkOptions, SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read.readers import NsqReader
 from nsqext.spark.source import NsqDataSource
@@ -48,6 +48,9 @@ def test_a_schema_chooses_columns() -> None:
     assert chosen_columns(StructType().add("offset", "long").add("value", "binary"), BASE_COLUMNS) == (
         "offset",
         "value",
+    )
+    assert chosen_columns(StructType().add("headers", MapType(StringType(), StringType())), BASE_COLUMNS) == (
+        "headers",
     )
     with pytest.raises(InvalidSetting, match="the schema has the column offset int"):
         chosen_columns(StructType().add("offset", "integer"), BASE_COLUMNS)
@@ -116,6 +119,24 @@ def test_a_table_is_read_and_written_with_its_options() -> None:
     assert isinstance(NsqDataSource({}).writer(schema, overwrite=False), NsqWriter)
     with pytest.raises(InvalidSetting, match="cannot be overwritten"):
         NsqDataSource({}).writer(schema, overwrite=True)
+
+
+def test_options_of_a_query_win_over_those_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[SourceOptions] = []
+    monkeypatch.setattr("nsqext.spark.read.readers.NsqReader", found.append)
+    schema = table(lookupd="a:1", subscribe="t", rdy="5").schema()
+    NsqDataSource({"rdy": "7"}).reader(StructType(schema.fields[:2]))
+    assert [(options.rdy, options.columns) for options in found] == [(7, ("value", "topic"))]
+
+
+def test_a_write_is_checked_at_its_start() -> None:
+    source = NsqDataSource({"lookupd": "a:1", "topic": "t"})
+    with pytest.raises(InvalidSetting, match="column value is int"):
+        source.writer(StructType().add("value", "integer"), overwrite=False)
+    with pytest.raises(InvalidSetting, match="option job is for batch writes only"):
+        NsqDataSource({"lookupd": "a:1", "topic": "t", "job": "j"}).streamWriter(
+            StructType().add("value", "binary"), overwrite=False
+        )
 
 
 def test_rows_of_a_table_that_are_written_elsewhere_do_not_bring_their_options() -> None:

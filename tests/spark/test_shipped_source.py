@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -97,6 +98,27 @@ def test_a_missing_dependency_of_the_package_is_named(monkeypatch: pytest.Monkey
             shipped_source.load(shipped_source.pack(package), "shop")
 
 
+def test_a_package_that_lacks_a_dependency_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bare_shop.py").write_text("import missing_dependency")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(shipped_source, "unpack", None)
+    with pytest.raises(ModuleNotFoundError, match="missing_dependency"):
+        shipped_source.load(b"", "bare_shop")
+
+
+def test_a_folder_with_the_name_of_the_package_does_not_hide_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "sent" / "hidden_shop"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "orders.py").write_text("COUNT = 3")
+    (tmp_path / "work" / "hidden_shop").mkdir(parents=True)
+    run_on_worker(monkeypatch, str(tmp_path / "files"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "work"), *sys.path])
+    assert shipped_source.load(shipped_source.pack(package), "hidden_shop.orders").COUNT == 3
+
+
 def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "shop"
     (package / "cli").mkdir(parents=True)
@@ -104,6 +126,8 @@ def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (package / name).write_text("")
     run_on_worker(monkeypatch, str(tmp_path / "files"))
     archive = shipped_source.pack(package)
+    os.utime(package / "orders.py", (1e9, 1e9))
+    assert shipped_source.pack(package) == archive
     first = shipped_source.unpack(archive)
     assert shipped_source.unpack(archive) == first
     assert [path.name for path in (tmp_path / "files").iterdir()] == [first.name]
@@ -113,6 +137,10 @@ def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(Path, "exists", lambda path, **_: found.pop(0))
     assert shipped_source.unpack(archive) == first
     assert [path.name for path in (tmp_path / "files").iterdir()] == [first.name]
+    monkeypatch.undo()
+    run_on_worker(monkeypatch, str(tmp_path / "files"))
+    (package / "orders.py").write_text("COUNT = 3")
+    assert shipped_source.unpack(shipped_source.pack(package)) != first
 
 
 def test_a_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

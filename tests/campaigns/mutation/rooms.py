@@ -94,6 +94,18 @@ ROOMS = {
     ),
     "broker/nsqd": ("tests/broker/nsqd", "tests/captures", "tests/broker/cluster/test_cluster_fault_injection.py"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
+    "spark": (
+        "tests/spark/test_options.py",
+        "tests/spark/test_py_files.py",
+        "tests/spark/test_pyspark_features.py",
+        "tests/spark/test_registration.py",
+        "tests/spark/test_schema.py",
+        "tests/spark/test_shipped_source.py",
+        "tests/spark/read/test_readers.py",
+        "tests/spark/read/test_streaming.py",
+        "tests/spark/read/test_batch.py",
+        "tests/spark/write/test_sink.py",
+    ),
     "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read"),
     "broker/engine": ("tests/broker/engine",),
     "broker/coordinator": (

@@ -41,7 +41,7 @@ def lookupd() -> Iterator[str]:
         ({"nsqd-0": "::1"}, None),
         (lambda address: address.replace("4150", "14150"), ("nsqd-0", 14150)),
         (lambda address: "nowhere", None),
-        (lambda address: {}[address], None),
+        (lambda address: address[99], None),
     ],
 )
 def test_listed_addresses_are_mapped(given: Any, reached: tuple[str, int] | None) -> None:

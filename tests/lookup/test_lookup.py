@@ -74,6 +74,13 @@ def test_a_lookup_shares_its_cache() -> None:
         Lookup("a:x")
 
 
+def test_a_lookup_reads_the_environment_and_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_LOOKUP_AUTH_SECRET", "hush")
+    monkeypatch.setenv("SHOP_LOOKUP_AUTH_OVER_HTTP", "true")
+    settings = Lookup("a:4161", env="SHOP_").settings
+    assert (settings["lookup_auth_secret"], settings["lookup_auth_over_http"]) == ("***", True)
+
+
 def test_clients_of_an_app_share_a_lookup_of_their_addresses() -> None:
     shared = share_lookup(Given("a:4161", (), {"lookup_poll_interval": 5.0, "max_in_flight": 7}))
     assert isinstance(shared.lookupd, Lookup)

@@ -18,6 +18,12 @@ def test_a_filter_is_a_function() -> None:
     with pytest.raises(InvalidSetting, match="node_filter='a' is not a function of host:port"):
         Producer("127.0.0.1:4161", node_filter="a")  # type: ignore[arg-type]
 
+    async def keep(node: str) -> bool:
+        return bool(node)
+
+    with pytest.raises(InvalidSetting, match="node_filter.* is a coroutine function"):
+        Producer("127.0.0.1:4161", node_filter=keep)  # type: ignore[arg-type]
+
 
 def test_a_filter_without_effect_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="node_filter has no effect in Admin"):

@@ -146,3 +146,9 @@ def test_strategies_have_names_or_are_functions() -> None:
     assert key_hash(first) is first
     with pytest.raises(InvalidSetting, match="'md5' is unknown: use one of murmur3, java_string, java_long"):
         key_hash("md5")
+
+    async def later(key: bytes, count: int) -> int:
+        return count
+
+    with pytest.raises(InvalidSetting, match="is a coroutine function"):
+        key_hash(later)  # type: ignore[arg-type]

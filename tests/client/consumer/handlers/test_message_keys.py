@@ -32,7 +32,9 @@ def test_the_key_in_a_header(header: bytes, key: bytes) -> None:
     assert key_reader("##key")(message) == key
 
 
-@pytest.mark.parametrize(("value", "key"), [("ä", "ä".encode()), (b"x", b"x"), (None, b"id")])
+@pytest.mark.parametrize(
+    ("value", "key"), [("ä", "ä".encode()), ("\ud800", b"\xed\xa0\x80"), (b"x", b"x"), (None, b"id")]
+)
 def test_the_key_by_a_function(value: Any, key: bytes) -> None:
     message = Message(Mock())
     message.id = b"id"

@@ -55,6 +55,14 @@ def test_a_backlog_that_shrinks_is_noticed(speed: float, skew: float) -> None:
     assert set(found[250:]) == {inf}
 
 
+def test_a_few_reads_do_not_keep_a_backlog_that_has_ended(clock: list[float]) -> None:
+    backlog, found = Backlog(), []
+    for read in range(12):
+        now = 0.06 * read
+        found.append(backlog.excess(now - (0.5 if read < 6 else 0.1), now))
+    assert (found[5], found[6], found[-1]) == (0.0, inf, 0.0)
+
+
 def test_a_delay_that_ends_is_no_backlog(clock: list[float]) -> None:
     """Messages were as late before: the difference falls because a process or a server stood still."""
     backlog, found = Backlog(), []

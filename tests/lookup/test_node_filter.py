@@ -21,7 +21,7 @@ def test_a_filter_is_a_function() -> None:
     async def keep(node: str) -> bool:
         return bool(node)
 
-    with pytest.raises(InvalidSetting, match="node_filter.* is a coroutine function"):
+    with pytest.raises(InvalidSetting, match=r"node_filter.* is a coroutine function"):
         Producer("127.0.0.1:4161", node_filter=keep)  # type: ignore[arg-type]
 
 

@@ -165,6 +165,7 @@ async def test_an_app_without_handlers_publishes(
             assert not ended.is_set()
             app.stop()
         assert app.health().reasons == ("the app is not running",)
+        await anyio.to_thread.run_sync(lambda: anyio.run(app.aclose, backend=anyio_backend_name))
 
 
 async def test_a_running_app_cannot_be_changed(
@@ -228,6 +229,8 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
         app.handler("orders", "other", deflate_level=3)(nothing)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
         App("nsq://h", max_inflight=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidSetting, match="did you mean max_wait"):
+        app.batch_handler("orders", "other", max_wiat=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="concurrency"):
         app.handler("orders", "other", concurrency=0)(nothing)
     assert (app.specs, app.consumers) == ([], ())

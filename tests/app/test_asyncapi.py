@@ -119,6 +119,8 @@ def test_a_handler_is_an_operation_that_receives() -> None:
         "required": ["user"],
     }
     assert message["bindings"]["x-nsq"] == {"key": {"type": "string"}, "tag": {"type": "string", "const": "canary"}}
+    letter = found["components"]["messages"]["dead.DeadLetter"]
+    assert letter["bindings"]["x-nsq"] == {"key": {"type": "string"}}, "a dead letter keeps its key"
 
 
 def test_dead_letters_are_an_operation_that_sends() -> None:

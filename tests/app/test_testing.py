@@ -159,11 +159,12 @@ async def test_an_app_is_tested_again_after_a_lifespan_that_fails_at_its_end_too
             raise ZeroDivisionError
         yield
 
+    test = app.test()
     with pytest.raises(OSError, match="cannot be closed"):
-        async with app.test():
+        async with test:
             raise AssertionError("it began")
     failing.clear()
-    async with app.test() as test:
+    async with test:
         assert test.published == []
 
 
@@ -328,18 +329,20 @@ async def test_a_topic_or_channel_without_a_handler_names_the_likely_one() -> No
 
 
 async def test_a_handler_receives_the_tags_that_servers_would_send_it() -> None:
-    app, received = App("127.0.0.1:1"), list[str]()
+    app, received, tags = App("127.0.0.1:1"), list[str](), list[str | None]()
 
     def add(channel: str, tag: str | None) -> None:
         @app.handler("orders", channel, tag=tag)
         async def handle(message: Message) -> None:
             received.append(f"{channel} {tag}")
+            tags.append(message.tag)
 
     for channel, tag in (("billing", "canary"), ("billing", None), ("audit", "canary"), ("mail", None)):
         add(channel, tag)
     async with app.test() as test:
         await test.deliver("orders", b"1", tag="canary")
         assert received == ["billing canary", "audit canary", "mail None"]
+        assert tags == ["canary"] * 3
         await test.deliver("orders", b"2", tag="blue")
         await test.deliver("orders", b"3")
         assert received[3:] == ["billing None", "mail None"] * 2

@@ -354,6 +354,8 @@ async def test_metrics(cluster: Cluster, topic: str) -> None:
     measured = telemetry.points("messaging.process.duration")
     processed = {point.attributes.get("error.type"): point.count for point in measured}
     assert processed == {None: 4, "RuntimeError": 1}
+    bounds = {point.explicit_bounds for point in (*durations, *measured)}
+    assert bounds == {(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)}
 
 
 async def test_observers_of_one_provider_count_together(cluster: Cluster, topic: str) -> None:

@@ -203,9 +203,10 @@ class Relaying(TopicRelay):
     """A relay that has sent three messages."""
 
     topic, sent = "orders", 3
+    lag: int | None = 4
 
     def statistics(self) -> TopicRelayStatistics:
-        return TopicRelayStatistics(self.topic, "ch", "copy", self.sent, 4, 0)
+        return TopicRelayStatistics(self.topic, "ch", "copy", self.sent, self.lag, 0)
 
 
 def relayed(registry: CollectorRegistry, topic: str = "orders") -> float | None:
@@ -227,6 +228,8 @@ def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
         del relays[1:]
         gc.collect()
     assert found == [6, 6, 8]
+    relays[0].lag = None
+    assert registry.get_sample_value("nsqext_relay_lag_messages", labels) is None, "an unknown lag is not 0"
 
 
 def test_a_client_that_is_deleted_during_a_scrape_stays_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ async def test_a_second_prometheus_shares_the_metrics_of_the_first(cluster: Clus
         Prometheus(registry, buckets=[float(bound) for bound in range(1, 12)])
     Prometheus(registry, namespace="other", buckets=[1.0])
     Prometheus(registry, namespace="other")  # has the buckets of the first
+    Prometheus(registry, namespace="other", buckets=[1.0])
 
 
 async def test_a_context_is_passed_on_without_an_sdk(cluster: Cluster, topic: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from itertools import count
 from secrets import token_hex
+from typing import Any
 
 import anyio
 import pytest
 
-from nsqext import Admin, Producer
+from nsqext import Admin, Consumer, Producer
 from nsqext.broker import Cluster
 from nsqext.web.actions import ACTIONS, ActionForm, _position
 from tests.support.web_pages import browsing, page_with, press, submit, token_of
@@ -284,6 +286,13 @@ async def test_a_node_that_does_not_respond_has_no_messages_to_show(monkeypatch:
     """It has no temporary channel either, which would consume its waiting messages if it has no other one."""
     monkeypatch.setattr("nsqext.web.app._ADMIN_TIMEOUT", 0.5)
     monkeypatch.setattr("nsqext.web.pages._WATCHED", 0.1)
+    filters: list[Callable[[str], bool]] = []
+
+    def noting(*args: Any, **settings: Any) -> Consumer:
+        filters.append(settings["node_filter"])
+        return Consumer(*args, **settings)
+
+    monkeypatch.setattr("nsqext.web.pages.Consumer", noting)
     with Cluster(nodes=2, generation="original") as cluster:
         cluster.create_topic("orders", channels=["keep"])
         silent = cluster.nodes["n2"]
@@ -295,6 +304,7 @@ async def test_a_node_that_does_not_respond_has_no_messages_to_show(monkeypatch:
     assert (both.status_code, "Without the messages of" in both.text) == (200, False)
     assert one.status_code == 200
     assert f"Without the messages of {silent.tcp}: no response." in one.text
+    assert [connects(silent.tcp) for connects in filters] == [True, False]
 
 
 async def test_a_topic_without_channels_is_not_watched(original: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,6 +418,8 @@ async def test_without_an_app_its_page_does_not_exist(redesigned: Cluster) -> No
         ({"anyOf": [{"$ref": "#/components/schemas/Item"}, {"type": "null"}]}, "Item or null"),
         ({"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}, "array of integer, string"),
         ({"type": "object", "additionalProperties": {"type": "number"}}, "object of number"),
+        ({"allOf": [{"$ref": "#/components/schemas/Item"}, {"type": "object"}]}, "Item and object"),
+        ({"enum": list(range(6))}, "0 or 1 or 2 or 3 or 4 or 5"),
         ({"enum": list(range(8))}, "0 or 1 or 2 or 3 or 4 or 5 or …"),
         ({"const": "a"}, "'a'"),
     ],

@@ -13,14 +13,14 @@ from weakref import ref
 
 import anyio
 import pytest
-from attrs import evolve
+from attrs import evolve, fields
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from nsqext import OutgoingMessage, Producer, Requeue
+from nsqext import Consumer, ConsumerStatistics, OutgoingMessage, Producer, Requeue
 from nsqext.client.middleware import Handling
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.middleware import Publishing
@@ -206,13 +206,33 @@ class Relaying(TopicRelay):
     lag: int | None = 4
 
     def statistics(self) -> TopicRelayStatistics:
-        return TopicRelayStatistics(self.topic, "ch", "copy", self.sent, self.lag, 0)
+        return TopicRelayStatistics(self.topic, "ch", "copy", self.sent, self.lag, 2)
 
 
 def relayed(registry: CollectorRegistry, topic: str = "orders") -> float | None:
     """Return how many messages the relays of a topic have sent."""
     labels = {"topic": topic, "channel": "ch", "target": "copy"}
     return registry.get_sample_value("nsqext_relay_messages_total", labels)
+
+
+class Failing(Consumer):
+    """An open consumer whose lookup does not respond."""
+
+    failures = 3
+
+    def statistics(self) -> ConsumerStatistics:
+        values: dict[str, Any] = {one.name: 0 for one in fields(ConsumerStatistics)}
+        return ConsumerStatistics(**{**values, "connections": (), "blocked": (), "lookup_failures": self.failures})
+
+
+def test_failures_of_lookup_are_those_of_the_consumer_with_the_most() -> None:
+    registry = CollectorRegistry()
+    consumers = [Failing("orders", "ch", lookupd="127.0.0.1:1") for _ in range(3)]
+    consumers[0].failures = 1
+    for consumer in consumers:
+        Prometheus(registry).attach(consumer)
+    labels = {"topic": "orders", "channel": "ch"}
+    assert registry.get_sample_value("nsqext_consumer_lookup_failures", labels) == 3
 
 
 def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
@@ -222,6 +242,7 @@ def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
     del one
     labels = {"topic": "orders", "channel": "ch", "target": "copy"}
     assert registry.get_sample_value("nsqext_relay_lag_messages", labels) == 4  # of the channel that both consume
+    assert registry.get_sample_value("nsqext_relay_in_flight_messages", labels) == 4  # of both
     for sent in (3, 3, 5):
         relays[0].sent = sent
         found.append(relayed(registry))

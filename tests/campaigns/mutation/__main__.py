@@ -247,7 +247,9 @@ def count(result: Result, totals: Counter[tuple[str, str]]) -> None:
     totals[result.room, "timed out"] += result.timed_out
     how = result.found or (f"{result.tests} tests run it" if result.tests else "no test runs it")
     how += " (time limit)" * result.timed_out
-    say(f"{'found' if result.found else 'SURVIVED':8} {result.seconds:6.1f} s  {result.bug.name}  {how}")
+    verdict = "found" if result.found else "SURVIVED" if result.complete else "UNKNOWN"
+    how += ", and not all have run: a larger --limit may find it" * (not result.complete)
+    say(f"{verdict:8} {result.seconds:6.1f} s  {result.bug.name}  {how}")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ class Result:
         timed_out: whether this test reached its time limit.
         seconds: how long it took.
         tests: how many tests run its line.
+        complete: whether all of them were run, or one has found it.
         swapped: whether it could be put into the running interpreter.
     """
 
@@ -101,6 +102,7 @@ class Result:
     seconds: float
     tests: int
     swapped: bool = True
+    complete: bool = True
 
 
 class Warm:
@@ -231,7 +233,9 @@ class Warm:
                 pass
             again, timed_out = self._fails([failed], seconds, 2, inf)
             found = failed if again is not None else None
-        return Result(room.name, bug, found, timed_out, time.monotonic() - began, len(tests)), found
+        took = time.monotonic() - began
+        complete = found is not None or took < self._limit
+        return Result(room.name, bug, found, timed_out, took, len(tests), complete=complete), found
 
     def _fails(self, tests: list[str], seconds: dict[str, float], patience: int, end: float) -> tuple[str | None, bool]:
         """Return the first test that fails in a new process until a time, and whether it reached its time limit."""

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, expires_after, foreign_message
+from nsqext.integrations.celery.envelope import (
+    QueueSpec,
+    decode_message,
+    due_time,
+    encode_message,
+    expires_after,
+    foreign_message,
+)
 from nsqext.protocol.headers import encode_headers
 from tests.support.tables import table
+
+if TYPE_CHECKING:
+    from nsqext.integrations.celery.envelope import Binding
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -58,12 +69,28 @@ def test_headers_that_are_too_long_for_an_extend_header_are_sent_in_the_body(tex
     assert (received["body"], received["headers"]) == ("body", {"stamps": text})
 
 
+@pytest.mark.parametrize(
+    ("transient", "bound", "topics"),
+    [
+        (False, [], ["q"]),
+        (True, [], ["q"]),
+        (False, ["logs"], ["exchange.logs", "q"]),
+        (True, ["logs"], ["exchange.logs"]),
+    ],
+)
+def test_a_transient_queue_with_bindings_has_no_topic_of_its_own(
+    transient: bool, bound: list[str], topics: list[str]
+) -> None:
+    bindings = [SimpleNamespace(topic=f"exchange.{name}") for name in bound]
+    assert QueueSpec("q", transient, cast("list[Binding]", bindings)).topics == topics
+
+
 @table(
     ("body", "headers"),
     [
         (b"plain", {}),
         (b'{"kombu":', {}),
-        (b'{"kombu":2,"body":""}', {}),
+        (b'{"kombu":2,"body":"","headers":{},"properties":{"delivery_info":{"routing_key":"x"}}}', {}),
         (b'{"kombu":1,"body":"!","headers":{},"properties":{"delivery_info":{"routing_key":"x"}}}', {}),
         (b"x", {"kombu": "{}"}),
         (b"x", {"kombu": orjson.dumps({"headers": 1, "properties": {"delivery_info": {"routing_key": 1}}}).decode()}),

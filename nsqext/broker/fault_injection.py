@@ -100,8 +100,8 @@ class NodeFaults:
         self._update()
 
     def hold_flush(self, holding: bool = True) -> None:
-        self.flush_held = holding
-        if not holding:
+        held, self.flush_held = self.flush_held, holding
+        if held and not holding:
             self.on_flush()
 
     def add(self, rule: Rule) -> None:

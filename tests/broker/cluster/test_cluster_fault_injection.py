@@ -287,8 +287,15 @@ def test_messages_that_were_not_flushed_are_delivered_by_the_next_leader(change:
 
 
 def test_the_original_nsq_holds_no_flush() -> None:
-    with Cluster(1, generation="original") as cluster, pytest.raises(InvalidState):
-        cluster.faults.hold_flush("n1")
+    """A topic without channels keeps its messages for the first one, also after the end of all faults."""
+    with Cluster(1, generation="original") as cluster:
+        with pytest.raises(InvalidState):
+            cluster.faults.hold_flush("n1")
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t", b"stored") == b"OK"
+            cluster.faults.heal()
+            talker.subscribe("t")
+            assert talker.message()[2] == b"stored"
 
 
 def test_lookup_that_is_stale_empty_or_slow() -> None:

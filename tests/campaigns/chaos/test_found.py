@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from attrs import define
 
+from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.publish_commands import commit
 from nsqext.protocol.server.request_error import RequestError
 
@@ -24,9 +25,9 @@ class Record:
 
 async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:
     """The demoted leader replicated nothing, and acknowledged the publish."""
-    node = SimpleNamespace(publish_failed=0, may_write=lambda _: True)
+    node = SimpleNamespace(publish_failed=0, may_write=lambda _: True, faults=NodeFaults())
     committed: list[object] = []
-    partition = SimpleNamespace(commit=committed.append)
+    partition = SimpleNamespace(commit=lambda stored, flushed: committed.append(stored))
     hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, leader=True, waiting=0, failed=0)
 
     def answer() -> None:

@@ -114,7 +114,7 @@ class ChannelAdmin(AdminBase):
             InvalidInput: invalid id, unknown channel, or no such message in flight.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
-        from nsqext.protocol.record import COUNTER_BITS  # with msgspec: 7 % of the start of commands
+        from nsqext.protocol.record import COUNTER_BITS  # with msgspec: a tenth of a command's start
 
         number = _internal_id(message)
 

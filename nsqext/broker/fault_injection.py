@@ -60,10 +60,6 @@ def _half(data: bytes, direction: Direction) -> bytes:
     return data[: size // 2]
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @define(eq=False)
 class NodeFaults:
     """Faults of a node; changed only in the cluster's event loop."""
@@ -71,8 +67,7 @@ class NodeFaults:
     active: bool = False  #: any fault is set; while False, a read or write costs an attribute access more
     refusing: bool = False  #: new connections are closed at once
     flush_held: bool = False  #: committed messages are not readable for channels
-    #: called when ``flush_held`` ends
-    on_flush: Callable[[], None] = _nothing
+    on_flush: Callable[[], None] = lambda: None  #: called when ``flush_held`` ends
     frozen: bool = False  #: does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")

@@ -122,8 +122,7 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     try:
         line = orjson.dumps(record, option=_PLAIN).decode()
     except TypeError:
-        # takes 10 % of a command's start; numbers of headers may have more than 64 bits
-        import msgspec
+        import msgspec  # a tenth of a command's start; numbers of headers may have more than 64 bits
 
         line = msgspec.json.encode(record, enc_hook=str).decode()
     if sys.stdout.isatty() and not line.isprintable():

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers
 
 
+def executable(path: Path, script: str) -> str:
+    """Write a shell script; return its path."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
 STREAM_FAILED = """[STREAM_FAILED] Query [id = 7] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE]
 Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
   File "stream.py", line 1, in latest
@@ -95,14 +102,12 @@ def test_a_format_is_registered_once_with_the_interpreter_of_the_session(
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
-    other = tmp_path / "python"
-    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    other.chmod(other.stat().st_mode | stat.S_IXUSR)
+    other = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
     assert Session().register() == [sys.executable]
     assert Session(found=True).register() == []
-    assert Session(configured=str(other), found=True).register() == [str(other)]
+    assert Session(configured=other, found=True).register() == [other]
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert Session(configured=str(other)).register() == [sys.executable]
+    assert Session(configured=other).register() == [sys.executable]
 
 
 def test_workers_of_a_cluster_are_asked_for_their_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -151,10 +156,7 @@ def test_an_environment_that_is_unpacked_on_the_workers(tmp_path: Path, monkeypa
 @pytest.fixture
 def bare(tmp_path: Path) -> str:
     """An interpreter that has nothing installed."""
-    script = tmp_path / "bare"
-    script.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named numpy' >&2\nexit 1\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return str(script)
+    return executable(tmp_path / "bare", "echo 'ModuleNotFoundError: No module named numpy' >&2\nexit 1")
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "3.4.0"])
@@ -181,19 +183,17 @@ def test_this_interpreter_is_fine_everywhere() -> None:
 
 
 def test_a_usable_interpreter_stays(tmp_path: Path) -> None:
-    link = tmp_path / "python"
-    link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    link.chmod(link.stat().st_mode | stat.S_IXUSR)
-    assert driver_python(str(link), "local[2]", []) == str(link)
+    link = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
+    assert driver_python(link, "local[2]", []) == link
 
 
 def test_files_that_spark_delivers_are_searched(tmp_path: Path) -> None:
-    script = tmp_path / "python"
-    script.write_text('#!/bin/sh\ncase "$PYTHONPATH" in *delivered*) exit 0;; esac\necho missing >&2; exit 1\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    assert driver_python(str(script), "yarn", ["/delivered"]) == str(script)
+    script = executable(
+        tmp_path / "python", 'case "$PYTHONPATH" in *delivered*) exit 0;; esac\necho missing >&2; exit 1'
+    )
+    assert driver_python(script, "yarn", ["/delivered"]) == script
     with pytest.raises(InvalidState, match="missing"):
-        driver_python(str(script), "yarn", [])
+        driver_python(script, "yarn", [])
 
 
 def test_another_environment_of_the_same_interpreter_is_checked(

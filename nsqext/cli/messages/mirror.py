@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 from zlib import crc32
 
 import anyio
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from nsqext.types import Address, Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.relay")
-
-T = TypeVar("T")
 
 _RETRY = 1.0  # seconds until messages are sent again that the target did not store
 _MOST_READ = 10_000  # keys that are remembered

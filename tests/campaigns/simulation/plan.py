@@ -395,13 +395,8 @@ def _draw_replicas(random: Random, disk: DiskOptions | None) -> int:
 
 def _not_injected(disk: DiskOptions | None) -> frozenset[str]:
     """Return the faults that need a disk, with a share of their own, or after which more is lost than checkers know."""
-    if disk is None:
-        return DISK_FAULTS | {"hold_flush"}
-    return {
-        "always": frozenset({"hold_flush"}),
-        "interval": frozenset({"hold_flush", "disk_failing"}),
-        "never": frozenset({"hold_flush", "power"}),
-    }[disk.fsync]
+    without = {"always": frozenset[str](), "interval": frozenset({"disk_failing"}), "never": frozenset({"power"})}
+    return (DISK_FAULTS if disk is None else without[disk.fsync]) | {"hold_flush"}
 
 
 def _draw_kinds(random: Random, topics: Sequence[str], disk: DiskOptions | None) -> tuple[str, ...]:

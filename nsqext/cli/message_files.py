@@ -1,4 +1,4 @@
-"""Messages as JSON records, and files of recorded messages: JSON lines, one gzip member per batch.
+"""Messages as JSON records, and files of recorded messages: JSON lines, one gzip member per batch, more for a large one.
 
 A killed process leaves at most one incomplete member, with messages that were not acknowledged, at the end of its file;
 readers ignore it. No other process appends to a file.
@@ -11,7 +11,7 @@ import gzip
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -154,7 +154,9 @@ def write_synced(path: Path, data: bytes) -> None:
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
 MOST_UNPACKED: int = 1 << 30
-"""Bytes of a decompressed member (batch)."""
+"""Bytes of a decompressed member that readers accept."""
+MOST_PACKED: int = 1 << 26
+"""Bytes of records after which a batch continues in another member."""
 
 
 class MessageFiles:
@@ -174,14 +176,14 @@ class MessageFiles:
         import msgspec
 
         file = self._file or self._open()
-        data = gzip.compress(
-            b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
-        )
-        written = 0
-        while written < len(data):  # a write to an almost full disk may be partial
-            written += file.write(data[written:])
+        lines = (msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records)
+        for member in _joined(lines):
+            data = gzip.compress(member, compresslevel=6)
+            written = 0
+            while written < len(data):  # a write to an almost full disk may be partial
+                written += file.write(data[written:])
+            self._size += len(data)
         os.fsync(file.fileno())
-        self._size += len(data)
         if self._size >= self._max_bytes or (self._max_age and time.monotonic() - self._began >= self._max_age):
             self.close()
 
@@ -198,6 +200,19 @@ class MessageFiles:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines together, in parts that readers accept and that fit into memory."""
+    part, size = list[bytes](), 0
+    for line in lines:
+        if size + len(line) > MOST_PACKED and part:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += len(line)
+    if part:
+        yield b"".join(part)
 
 
 @frozen

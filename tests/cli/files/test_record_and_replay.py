@@ -270,6 +270,18 @@ def test_a_batch_that_unpacks_to_more_than_its_bound_is_refused(
         list(read_entries(path))
 
 
+def test_a_batch_that_is_larger_than_readers_accept_is_recorded_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_files, "MOST_UNPACKED", 2_000_000)
+    monkeypatch.setattr(message_files, "MOST_PACKED", 1_000_000)
+    files = MessageFiles(tmp_path, "orders", max_bytes=1 << 30, max_age=0)
+    bodies = [letter * 400_000 for letter in "abcdefg"]
+    files.append([{"body": body} for body in bodies])
+    files.close()
+    assert recorded(tmp_path) == bodies
+
+
 @pytest.mark.parametrize(
     "record", [[], {}, {"body": 1}, {"body_base64": "?"}, {"body": "a", "headers": []}, {"body": "a", "delay": 5}]
 )

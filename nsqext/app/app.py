@@ -355,12 +355,14 @@ class App(Router, Runnable):
     def stop(self) -> None:
         """Make the app drain and stop; does not wait, for handlers and any thread.
 
-        An app that has never run ends once it has started, without consuming; after a run it has no effect.
+        An app that has never run ends once it has started, without consuming. After a run, and in a test without a
+        cluster, it has no effect.
         """
         call_in_loop(self._loop, self._stop)
 
     def _stop(self) -> None:
-        self._stopping.set()
+        if self._test is None or not self._test.direct:  # otherwise the next run would end at once
+            self._stopping.set()
 
     def check_publishers(self) -> None:
         """Raise InvalidSetting for publishers with which the app does not start; see `serve`."""
@@ -511,7 +513,9 @@ class App(Router, Runnable):
         """Return a context manager for tests of this app; see `AppTest`.
 
         Args:
-            lookupd: lookup addresses of a test cluster; without them handlers are called directly.
+            lookupd: lookup addresses of a test cluster; without the argument handlers are called directly.
+
+        Raises InvalidSetting for an empty address: the test would run without its cluster.
         """
         from nsqext.app.testing import AppTest
 

@@ -104,6 +104,7 @@ class Router:
         selection = self._select(topics, channel, settings, "auto_finish")
 
         def add(function: F) -> F:
+            self._check_changeable()
             call = coroutine_handler(function)
             self._add(HandlerSpec(selection, channel, function, call, plan_call(call), settings, around, auto_finish))
             return function
@@ -140,6 +141,7 @@ class Router:
         around = check_middleware(middleware)
 
         def add(function: B) -> B:
+            self._check_changeable()
             call = coroutine_handler(function)
             self._add(HandlerSpec(selection, channel, function, call, None, settings, around, batch=limits))
             return function

@@ -192,9 +192,17 @@ class AppTest:
 
     Args:
         lookupd: lookup addresses of a test cluster.
+
+    Raises:
+        InvalidSetting: an empty address.
     """
 
     def __init__(self, app: TestedApp, lookupd: str | Sequence[str] = ()) -> None:
+        if not lookupd and lookupd != ():
+            raise InvalidSetting(
+                f"lookupd={lookupd!r} has no address of a test cluster",
+                hint="call app.test() without an argument to call handlers directly",
+            )
         self.recorder: _Recorder = _Recorder(app, send=bool(lookupd))
         self._app = app
         self._lookupd = lookupd
@@ -322,8 +330,9 @@ class AppTest:
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
         specs = self._receivers(topic, channel, tag, partition)
         for spec in specs:
-            most = self._app.options_of(spec).failure.max_attempts
-            if 0 < most < attempts:
+            options = self._app.options_of(spec)
+            most = options.failure.max_attempts
+            if 0 < most < attempts and (options.failure.reject_ordered or not options.ordered):
                 raise InvalidInput(
                     f"no handler of channel {spec.channel} receives the message: it has max_attempts={most}",
                     topic=topic,

@@ -125,6 +125,9 @@ async def idle(app: App) -> AsyncIterator[None]:
 async def test_nothing_is_added_to_a_router_that_was_included() -> None:
     """It would not run, while the app is ready."""
     inner, outer, app = Router(), Router(), App("127.0.0.1:1")
+    begun = {
+        router: (router.handler("orders", "ch"), router.batch_handler("orders", "ch")) for router in (inner, outer)
+    }
     outer.include_router(inner)
     app.include_router(outer)
     for router in (inner, outer):
@@ -135,6 +138,7 @@ async def test_nothing_is_added_to_a_router_that_was_included() -> None:
             partial(router.publishes, "orders"),
             partial(router.lifespan, idle),
             partial(router.include_router, Router()),
+            *(partial(decorate, nothing) for decorate in begun[router]),
         ]
         for add in adds:
             with pytest.raises(InvalidState, match="what is added now would not run"):

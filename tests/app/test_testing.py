@@ -275,6 +275,44 @@ async def test_a_message_without_attempts_left_reaches_no_handler() -> None:
             await test.deliver("orders", b"one", attempts=4)
 
 
+@pytest.mark.parametrize("skipped", [False, True])
+async def test_an_ordered_message_is_handled_without_attempts_left_unless_it_may_be_rejected(*, skipped: bool) -> None:
+    app = App(NOWHERE, ordered=True, max_attempts=3, dead_letter="dead", reject_ordered=skipped)
+
+    @app.handler("orders", "billing")
+    async def bill(message: Message) -> int:
+        return message.attempts
+
+    async with app.test() as test:
+        with pytest.raises(InvalidInput, match="it has max_attempts=3") if skipped else nullcontext():
+            assert await test.deliver("orders", b"one", attempts=4) == [4]
+
+
+async def test_a_handler_that_stops_the_app_in_a_test_does_not_stop_its_next_run() -> None:
+    """The app of the next test ended at once."""
+    app = App(NOWHERE)
+
+    @app.handler("orders", "billing")
+    async def bill(message: Message) -> None:
+        app.stop()
+
+    with Cluster(1) as cluster, anyio.fail_after(25):
+        cluster.create_topic("orders", channels=["billing"])
+        async with app.test() as test:
+            await test.deliver("orders", b"one")
+        async with app.test(cluster.lookupd):
+            assert app.health().ready
+            await app.publish("orders", b"one")
+            await app.wait()
+
+
+@pytest.mark.parametrize("lookupd", ["", [], None])
+def test_a_test_on_a_cluster_without_addresses_is_refused(lookupd: Any) -> None:
+    """It called no server, and recorded publishes that nothing had stored."""
+    with pytest.raises(InvalidSetting, match="has no address of a test cluster"):
+        App(NOWHERE).test(lookupd)
+
+
 async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> None:
     app = App(NOWHERE)
     results = [

@@ -164,11 +164,12 @@ def _labels(consumer: Consumer) -> tuple[str, str]:
     return ",".join(consumer.topics), consumer.channel
 
 
+_PRODUCERS = _Kind(Producer, _PRODUCER)
 _OUTBOX_RELAYS = _Kind(OutboxRelay, _OUTBOX_RELAY)
 _DELAY_RELAYS = _Kind(DelayRelay, _DELAY_RELAY)
 _SUMMARIES = ((_OUTBOX_RELAYS, _OUTBOX), (_DELAY_RELAYS, _DELAYS))
 _KINDS = (
-    _Kind(Producer, _PRODUCER),
+    _PRODUCERS,
     _Kind(Consumer, _CONSUMER, ("topic", "channel"), lambda client, _: _labels(client)),
     _OUTBOX_RELAYS,
     _DELAY_RELAYS,
@@ -201,7 +202,9 @@ class _ClientCollector:
             return False
         counted: _Counted = {}
         clients[client] = counted
-        finalize(client, self._deleted.append, counted).atexit = False
+        # errors of a producer are counted when its connection has ended, or without a connection
+        final = client.counters if isinstance(client, Producer) else None
+        finalize(client, _note_deleted, self._deleted, counted, final).atexit = False
         return True
 
     def read(self, kind: _Kind, client: Any) -> tuple[_Labels, Any] | None:
@@ -211,11 +214,7 @@ class _ClientCollector:
         except InvalidState:
             return None  # not opened
         labels = kind.labels(client, statistics)
-        counted = self._clients[kind][client]
-        counted.clear()
-        for series in kind.series:
-            if series.kind == "counter":
-                counted.update({(series.name, name): value for name, value in _values(series, labels, statistics)})
+        _note_counters(self._clients[kind][client], kind, labels, statistics)
         return labels, statistics
 
     def collect(self) -> Iterator[Metric]:
@@ -266,6 +265,21 @@ def _values(series: _Series, labels: _Labels, statistics: Any) -> Iterator[tuple
     for further, value in (found if isinstance(found, dict) else {(): found}).items():
         if value is not None:
             yield (*labels, *further), float(value)
+
+
+def _note_counters(counted: _Counted, kind: _Kind, labels: _Labels, statistics: object) -> None:
+    """Replace the noted counters of a client."""
+    counted.clear()
+    for series in kind.series:
+        if series.kind == "counter":
+            counted.update({(series.name, name): value for name, value in _values(series, labels, statistics)})
+
+
+def _note_deleted(deleted: deque[_Counted], counted: _Counted, final: object) -> None:
+    """Note a deleted client, with the final counters of a producer."""
+    if final is not None:
+        _note_counters(counted, _PRODUCERS, (), final)
+    deleted.append(counted)
 
 
 def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[_Labels, Any]]:

@@ -38,7 +38,7 @@ from nsqext import (
     sync,
 )
 from nsqext.client.events import ClientEvent
-from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, NsqError
+from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, LookupFailed, NsqError
 from nsqext.middleware import Publishing
 from nsqext.observability import UNOBSERVED, LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry
@@ -594,6 +594,17 @@ async def test_counters_have_what_clients_counted_between_two_scrapes(cluster: C
     stored = registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "stored"})
     finished = registry.get_sample_value("nsqext_consumer_finished_messages_total", {"topic": topic, "channel": "ch"})
     assert (stored, finished) == (2, 2)
+
+
+async def test_counters_have_the_errors_of_a_producer_that_was_deleted_before_a_scrape() -> None:
+    """They were 0, because such a producer had no connection whose end was counted."""
+    registry = CollectorRegistry()
+    async with Producer("127.0.0.1:1", middleware=[Prometheus(registry)], lookup_timeout=0.01) as producer:
+        with pytest.raises(LookupFailed):
+            await producer.publish("orders", b"x")
+    del producer
+    gc.collect()
+    assert registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "failed"}) == 1
 
 
 def test_a_client_that_cannot_be_attached_is_refused() -> None:

@@ -19,7 +19,7 @@ from nsqext.client.producer.publisher import Publisher
 from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 from nsqext.client.producer.request import MessageRequest, encode_parts, key_bytes, message_command, read_receipt
 from nsqext.client.producer.route import RouteTable, no_node
-from nsqext.client.producer.sender import Sender, out_of_step
+from nsqext.client.producer.sender import Counters, Sender, out_of_step
 from nsqext.client.settings import HelpText, producer_schema, producer_settings
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidSetting, NsqError, ProtocolError
@@ -95,7 +95,7 @@ class Producer(ProcessBound):
         )
         self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
         self._sender = Sender(self._options, self._routes, self._pool)
-        self._counters = self._sender.counters
+        self.counters: Counters = self._sender.counters  #: of `statistics`; final when the producer is deleted
         self._publisher = Publisher(self._sender, self._tasks)
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False
@@ -262,7 +262,7 @@ class Producer(ProcessBound):
         return ProducerStatistics(
             connections=self._pool.connections,
             pending=self._pool.in_flight,
-            **vars(self._counters),
+            **vars(self.counters),
             lookup_age=self._metadata.answer_age,
             lookup_failures=self._metadata.failures,
         )
@@ -345,7 +345,7 @@ class Producer(ProcessBound):
                 publishing.delay, publishing.via, publishing.identity = delay, via, identity
             return (await publisher.publish(publishing))[0]
         except NsqError as error:
-            self._counters.count(error)
+            self.counters.count(error)
             raise
 
     async def _publish_message(
@@ -387,7 +387,7 @@ class Producer(ProcessBound):
                 request = MessageRequest(options, topic, message, key=data, partition=partition, started=started)
                 failure = request.refined(error)
                 return (await self._sender.publish_again(request, self._routes.by_topic.get(topic), target, failure))[0]
-            counters = self._counters
+            counters = self.counters
             if trace_id is None and response == b"OK":
                 receipt = target.receipt  # as `read_receipt`, without a call: 1 % of a publish
             else:
@@ -457,7 +457,7 @@ class Producer(ProcessBound):
         try:
             return await self._publisher.message(self._options.delay_topic, message)
         except NsqError as error:
-            self._counters.count(error)
+            self.counters.count(error)
             raise
 
     async def publish_many(
@@ -511,7 +511,7 @@ class Producer(ProcessBound):
         try:
             return list(await self._publisher.publish(publishing))
         except NsqError as error:
-            self._counters.count(error, len(listed))
+            self.counters.count(error, len(listed))
             raise
 
     def batcher(

@@ -430,6 +430,8 @@ class App(Router, Runnable):
             if self._test is not None:
                 self._test.app_ended()
         ended = failure if self._error is None else self._error
+        if failure is not None and failure is not ended:
+            logger.error("the app failed again while it ended: %r", failure, exc_info=failure)
         if ended is not None:
             raise ended
 

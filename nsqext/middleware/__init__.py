@@ -44,7 +44,7 @@ __all__ = (
 
 
 _clock = time.monotonic
-_Entry = tuple[str, object]
+_Entry = tuple[str, str, object]  # topic, channel and identity
 
 
 class HandlerTimeout(Middleware):
@@ -113,7 +113,7 @@ class RateLimit(Middleware):
 
 def _place_and_id(message: Message) -> object:
     # the ids of a topic that was created again begin at the first one
-    return message.topic, message.partition, message.id, message.timestamp
+    return message.partition, message.id, message.timestamp
 
 
 class Deduplicate(Middleware):
@@ -126,8 +126,8 @@ class Deduplicate(Middleware):
     Args:
         window: number of stored ids.
         seconds: time for which an id is stored.
-        key: returns the identity of a message; by default topic, partition, id and time. With None, the message is
-            handled.
+        key: returns the identity of a message within its topic; by default partition, id and time. With None, the
+            message is handled.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {
@@ -153,7 +153,7 @@ class Deduplicate(Middleware):
         entries: dict[_Entry, Message] = {}
         for message in handling.messages:
             key = self._key(message)
-            entry = (handling.channel, key)
+            entry = (message.topic, handling.channel, key)
             if key is None:
                 fresh.append(message)
             elif self._handled.get(entry, float("-inf")) >= oldest:

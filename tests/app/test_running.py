@@ -47,7 +47,8 @@ async def test_the_first_of_several_errors_is_raised(
         await app.serve()
     assert app.health().reasons == ("a consumer cannot continue: no topic for early",)
     assert [one.getMessage() for one in caplog.records if one.name == "nsqext.app"] == [
-        "a consumer cannot continue: no topic for late"
+        "a consumer cannot continue: no topic for late",
+        "the app failed again while it ended: ZeroDivisionError()",
     ]
 
 

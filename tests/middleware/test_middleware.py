@@ -533,6 +533,18 @@ async def test_a_second_message_of_a_batch_has_the_outcome_of_the_batch() -> Non
     assert not any(message.answered for message in batch), "the consumer finishes all, or requeues all"
 
 
+async def test_messages_of_two_topics_with_the_same_key_are_both_handled() -> None:
+    """The second was finished without its handler, although it was never handled."""
+    unique = Deduplicate(key=lambda message: message.header_value("order"))
+    handled: list[str] = []
+    for topic in ("orders", "payments", "orders"):
+        owner = RecordingOwner()
+        owner.topic = topic
+        message = make_message(owner, headers={"order": "7"})
+        await call(unique, message, lambda message: handled.append(message.topic))
+    assert handled == ["orders", "payments"]
+
+
 async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(cluster: Cluster, topic: str) -> None:
     headers = {"content-encoding": "gzip"}
     dead = f"{topic}-dead"

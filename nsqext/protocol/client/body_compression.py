@@ -43,6 +43,7 @@ MAX_UNPACKED: Final = 64 * 1024 * 1024
 _LARGEST_RATIO = {"snappy": 22, "lz4": 255}
 _NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
 _GZIP = 16 + zlib.MAX_WBITS
+_PIECE = 16 * 1024  # bytes
 
 
 def check_codec(codec: str) -> None:
@@ -141,17 +142,30 @@ def _announced(headers: Mapping[str, Any], limit: int) -> int | None:
 
 
 def inflate(body: bytes, limit: int, encoding: str = "gzip") -> bytes:
-    """Decompress gzip or deflate; raises ProtocolError beyond ``limit`` bytes."""
-    unpacker = zlib.decompressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
-    try:
-        unpacked = unpacker.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise ProtocolError(f"the body is not valid {encoding}: {error}") from error
-    if len(unpacked) > limit:
-        raise _too_large(len(unpacked), limit)
+    """Decompress deflate, or gzip of one or several members; raises ProtocolError beyond ``limit`` bytes."""
+    wbits = _GZIP if encoding == "gzip" else zlib.MAX_WBITS
+    unpacker, parts, size, position = zlib.decompressobj(wbits), list[bytes](), 0, 0
+    while position < len(body):
+        piece = body[position : position + _PIECE]  # what follows a member is copied: of thousands of them, each time
+        try:
+            part = unpacker.decompress(piece, limit + 1 - size)
+        except zlib.error as error:
+            raise ProtocolError(f"the body is not valid {encoding}: {error}") from error
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise _too_large(size, limit)
+        position += len(piece) - len(unpacker.unused_data)
+        if unpacker.eof:
+            if encoding != "gzip":
+                break
+            while body[position : position + 1] == b"\0":  # padding
+                position += 1
+            if position < len(body):
+                unpacker = zlib.decompressobj(wbits)
     if not unpacker.eof:
         raise ProtocolError(f"the {encoding} body is cut off")
-    return unpacked
+    return b"".join(parts)
 
 
 def _unsnap(body: bytes, limit: int) -> bytes:

@@ -171,3 +171,15 @@ def test_the_limit_of_a_decompressed_body_is_its_largest_size() -> None:
     assert inflate(body, 100) == b"x" * 100
     with pytest.raises(ProtocolError, match="99 are allowed"):
         inflate(body, 99)
+
+
+def test_a_gzip_body_of_several_members_is_decompressed_whole() -> None:
+    """Only the first was, without an error."""
+    first, second = b"one" * 20_000, bytes(range(256)) * 100
+    body = gzip.compress(first) + gzip.compress(b"") + gzip.compress(second, 0) + bytes(5)
+    assert inflate(body, 85_600) == first + second
+    with pytest.raises(ProtocolError, match="85599 are allowed"):
+        inflate(body, 85_599)
+    for bad, reason in ((body[:-9], "is cut off"), (body + b"x", "is cut off"), (body + b"rest", "is not valid gzip")):
+        with pytest.raises(ProtocolError, match=reason):
+            inflate(bad, 100_000)

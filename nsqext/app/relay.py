@@ -59,6 +59,7 @@ class Relay:
     seconds for its outcome, which is recorded.
     """
 
+    _runs = False
     _stopping = False
     #: why its store or database cannot be used at the moment; None otherwise
     outage: str | None = None
@@ -101,13 +102,16 @@ class Relay:
 
         Raises:
             InvalidSetting: the producer's ``timeout`` is infinite.
-            InvalidState: the store was closed, or middleware drops messages or their receipts.
+            InvalidState: the store was closed, the relay runs already, or middleware drops messages or their receipts.
             Exception: an error of an outbox's database that is final; see `nsqext.transactions.outages`.
         """
+        if self._runs:  # both runs would publish what one of them has leased
+            raise InvalidState("the relay runs already", hint="make a relay for each app; relays share a store")
+        self._runs = True
         try:
             await self._run(producer)
         finally:
-            self._stopping = False
+            self._runs = self._stopping = False
 
     async def _run(self, producer: Producer) -> None:
         raise NotImplementedError

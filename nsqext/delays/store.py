@@ -317,6 +317,7 @@ class DelayStore:
 
     def forget(self, before: float) -> int:
         """Forget published and cancelled messages that were due before a time; return how many."""
+        before = max(before, 0.0)  # identities may be kept for ever
         with self._transaction() as run:
             return run.execute("DELETE FROM delayed WHERE next IS NULL AND due<?", (int(before * 1000),)).rowcount
 

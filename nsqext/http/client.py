@@ -132,10 +132,10 @@ class HttpClient:
 
         Cancellation waits for the first request's import of httpcore.
         """
+        if "httpcore" not in sys.modules:
+            await to_thread.run_sync(load_httpcore)  # takes 40 ms, in which the client may be closed
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
-        if "httpcore" not in sys.modules:
-            await to_thread.run_sync(load_httpcore)  # takes 40 ms
         import httpcore
 
         try:

@@ -228,7 +228,7 @@ class HttpServer:
         try:
             await self._server.serve([listener])
         finally:
-            if not self._stopping.is_set() and self._server.started:
+            if self._server.started:  # it has closed everything, unless it was cancelled
                 self._server.grace = 0
                 self._stopping.set()
                 with anyio.CancelScope(shield=True):

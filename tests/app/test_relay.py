@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import App
+from nsqext import App, Producer
 from nsqext.app import relay
 from nsqext.delays import DelayRelay, DelayStore
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import Middleware
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqext import Producer, Receipt
+    from nsqext import Receipt
     from nsqext.broker import Cluster
     from nsqext.middleware import Publishing, SendNext
 
@@ -120,3 +120,18 @@ async def test_a_relay_whose_publishes_may_take_for_ever_is_refused(cluster: Clu
             one.attach(app)
             with anyio.fail_after(25), pytest.raises(InvalidSetting, match="a relay needs a time limit"):
                 await app.serve()
+
+
+async def test_a_relay_that_runs_is_not_run_again(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """Both runs published what one of them had leased."""
+    database = tmp_path / "outbox"
+    with DelayStore(tmp_path / "delayed") as delays, OutboxStore(f"sqlite:///{database}", create=True) as outbox:
+        async with Producer(cluster.lookupd) as producer:
+            for one in (DelayRelay(delays), OutboxRelay(outbox)):
+                for _ in range(2):
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(one.run, producer)
+                        await anyio.wait_all_tasks_blocked()
+                        with pytest.raises(InvalidState, match="runs already"):
+                            await one.run(producer)
+                        tasks.cancel_scope.cancel()

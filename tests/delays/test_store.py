@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -253,6 +254,7 @@ def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
         assert store.forget(1.5) == 1
         store.add([(message("a", 1.0), b"")])
         assert store.count() == 1
+        assert store.forget(-inf) == 0, "as with keep=inf"
 
 
 def test_a_cancellation_of_an_unknown_message_is_kept_from_its_time(tmp_path: Path) -> None:

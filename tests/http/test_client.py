@@ -56,6 +56,25 @@ async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
     await client.aclose()
 
 
+async def test_a_client_that_is_closed_while_httpcore_is_loaded_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connected after the close, and nothing closed the connection."""
+    may_end = threading.Event()
+    monkeypatch.setattr(http_client, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(http_client, "load_httpcore", lambda: may_end.wait(20))
+    client = HttpClient(5)
+
+    async def ask() -> None:
+        with pytest.raises(HttpRequestFailed) as failed:
+            await client.request("GET", CLOSED)
+        assert (failed.value.reason, failed.value.sent) == ("closed", False)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        await client.aclose()
+        may_end.set()
+
+
 async def test_a_request_of_a_closed_client_is_not_sent() -> None:
     client = HttpClient(5)
     await client.aclose()

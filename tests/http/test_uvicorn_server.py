@@ -122,17 +122,29 @@ async def test_a_server_that_stops_answers_running_requests_and_accepts_no_other
         await found.ended.wait()
 
 
+def stop_and_cancel(found: Running, tasks: anyio.abc.TaskGroup) -> None:
+    """Cancel a server that waits for the answer of its running request."""
+    found.server.stop()
+
+    async def cancel() -> None:
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+
+    tasks.start_soon(cancel)
+
+
 @pytest.mark.parametrize(
     "end",
     [
         lambda found, _: found.server.stop(),
         lambda found, _: found.server.kill(),
         lambda _, tasks: tasks.cancel_scope.cancel(),
+        stop_and_cancel,
     ],
-    ids=["stop, after a second", "kill", "cancellation"],
+    ids=["stop, after a second", "kill", "cancellation", "stop, and cancellation within its second"],
 )
 async def test_the_end_of_a_server_closes_its_connections_and_cancels_requests(
-    end: Callable[[Running, anyio.abc.TaskGroup], None], caplog: pytest.LogCaptureFixture
+    end: Callable[[Running, anyio.abc.TaskGroup], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as (found, tasks):
         stream = await anyio.connect_tcp(*found.address)

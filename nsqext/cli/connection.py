@@ -19,6 +19,7 @@ import orjson
 from attrs import define, evolve, field, frozen
 
 from nsqext.arguments import is_number
+from nsqext.cli.answers import is_redesigned
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import (
@@ -326,6 +327,11 @@ class ServerAccess:
         own = settings_for(producer_settings(), found.values)
         return Producer(found.lookupd, nsqd=found.nsqd, **{**own, **settings})
 
+    def check_end_is_known(self, *, until_end: bool) -> None:
+        """Raise InvalidSetting for ``until_end`` without lookup, before a channel is created."""
+        if until_end:
+            self.lookup()
+
     def refuse_loss(self) -> None:
         """Raise InvalidSetting for consumer settings with which a command would lose messages, or leave them out.
 
@@ -359,19 +365,29 @@ class ServerAccess:
         return App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
 
     async def has_positions(self, topic: str) -> bool:
-        """Return whether a topic's channels have a start position: on the redesigned NSQ. Waits for lookup to start."""
+        """Return whether a topic's channels have a start position: on the redesigned NSQ.
+
+        Waits for lookup to start, and to list a node.
+
+        Raises:
+            LookupUnreachable: they did not start in time. A consumer without a start position, which may still connect
+                later, would leave out stored messages.
+        """
         if not self.load().lookupd:
             return False
+        failure = LookupUnreachable(f"no response within {_STARTUP:g} s")
         async with self.admin() as admin:
             with anyio.move_on_after(_STARTUP):
                 while True:
-                    with suppress(LookupUnreachable):
+                    try:
                         try:
                             return (await admin.topic(topic)).generation == "redesigned"
                         except TopicNotFound:  # it may be created later
-                            return any(node.generation == "redesigned" for node in await admin.nodes())
+                            return await is_redesigned(admin)
+                    except LookupUnreachable as error:
+                        failure = error
                     await anyio.sleep(0.5)
-        return False  # the consumer raises the error
+        raise failure
 
     async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
         """Run a consumer until a signal or its end; with ``until_end``, until its channel is empty."""

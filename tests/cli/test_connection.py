@@ -6,11 +6,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli import connection
 from nsqext.cli.connection import Contexts, ServerAccess, save_contexts
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, LookupUnreachable
 from tests.support.command_line import run
 
 
@@ -50,6 +52,29 @@ async def test_a_topic_that_does_not_exist_yet_has_positions_on_the_redesigned_n
     """Otherwise a command lost what was published between the creation of the topic and its subscription."""
     with Cluster(nodes=1, generation=generation) as cluster:
         assert await ServerAccess(cluster.lookupd[0]).has_positions("later") is (generation == "redesigned")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_positions_are_known_once_lookup_lists_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a recorder that starts before the nodes began a new channel behind the stored messages."""
+    with Cluster(nodes=1) as cluster:
+        access, found = ServerAccess(cluster.lookupd[0]), list[bool]()
+        cluster.terminate("n1")
+
+        async def ask() -> None:
+            found.append(await access.has_positions("later"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.sleep(0.7)
+            assert found == []
+            await anyio.to_thread.run_sync(cluster.restart, "n1")
+        assert found == [True]
+        cluster.terminate("n1")
+        monkeypatch.setattr(connection, "_STARTUP", 0.7)
+        with pytest.raises(LookupUnreachable, match="lookup knows no node yet"):
+            await access.has_positions("later")
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ async def run(
     flight to a killed recorder are redelivered after msg_timeout, 60 seconds by default.
     """
     connection.refuse_loss()
+    connection.check_end_is_known(until_end=until_end)
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
     to.mkdir(parents=True, exist_ok=True)  # before a message is received
     settings: dict[str, Any] = {"max_in_flight": 2 * batch, "decompress": False}

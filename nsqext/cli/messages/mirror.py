@@ -12,7 +12,7 @@ from zlib import crc32
 import anyio
 from attrs import define, field, frozen
 
-from nsqext.cli.answers import answer_of
+from nsqext.cli.answers import answer_of, is_redesigned
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import waits
@@ -23,7 +23,6 @@ from nsqext.errors import (
     BatchFailed,
     InvalidInput,
     InvalidSetting,
-    LookupUnreachable,
     MessageNotInFlight,
     NsqError,
     ServerError,
@@ -250,7 +249,7 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         if source is not None and run.topic == run.target:
             _check_apart(source, parse_addresses(target.load().nsqd, "nsqd"))
         return Placement(origin, TopicMeta(), kept)
-    redesigned = await answer_of(target, _is_redesigned)
+    redesigned = await answer_of(target, is_redesigned)
     placement = Placement(origin, _shape(origin) if redesigned else TopicMeta(), kept)
     placement.check(run.target)
     await _create_channel(run, source)
@@ -290,13 +289,6 @@ async def _topic(admin: Admin, name: str) -> TopicInfo | None:
         return await admin.topic(name)
     except TopicNotFound:
         return None
-
-
-async def _is_redesigned(admin: Admin) -> bool:
-    nodes = await admin.nodes()
-    if not nodes:
-        raise LookupUnreachable("lookup knows no node yet")
-    return any(node.generation == "redesigned" for node in nodes)
 
 
 async def _create(admin: Admin, name: str, meta: TopicMeta, channels: Sequence[str]) -> None:

@@ -171,6 +171,7 @@ async def run(
     """
     output.check(json=connection.json)
     wanted.check()
+    connection.check_end_is_known(until_end=reading.until_end)
     settings: dict[str, Any] = {}
     if reading.count:
         settings["max_in_flight"] = min(reading.count, 200)
@@ -236,6 +237,7 @@ async def trace(
     read again. Exits with 1 if no message is found.
     """
     sought = parse_message_id(wanted)
+    connection.check_end_is_known(until_end=True)
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     name = f"trace_{token_hex(4)}#ephemeral"
     consumer = connection.consumer(topic, name, start=parse_position(start), queue_position=True, **EVERY_MESSAGE)

@@ -166,6 +166,14 @@ def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) 
     assert found["body"] == "one"
 
 
+def test_an_end_that_is_not_known_is_refused_before_a_channel_is_created(tmp_path: Path) -> None:
+    with Cluster(nodes=1, generation="original") as cluster:
+        cluster.create_topic("orders")
+        done = run("record", "orders", "--to", str(tmp_path), "--until-end", "--nsqd", cluster.nodes["n1"].tcp)
+        assert (done.returncode, b"needs the lookup service" in done.stderr) == (2, True)
+        assert cluster.topics == {"orders": []}
+
+
 def test_a_recorder_waits_for_a_cluster_that_starts_later(tmp_path: Path, closed_address: Address) -> None:
     address = str(closed_address)
     with started("record", "t", "--to", str(tmp_path), "--until-end", "--lookupd", address) as recorder:

@@ -22,6 +22,7 @@ _MAX_RATE = 100 * 1024 * 1024  # KiB per second
 _MAX_HOURS = 365 * 24
 _MAX_READY = 50_000  # the servers' own limit
 _ID_BYTES = 16
+_UNKNOWN_CHANNEL = "CHANNEL_NOT_FOUND"
 _LARGEST_ID = 2**63 - 1
 _WITHOUT_DISPATCH = (
     "create the channel without a dispatch: consumers with dispatch='key_failover' share the keys by the tags of "
@@ -195,12 +196,17 @@ class ChannelAdmin(AdminBase):
             if missing_ok:
                 return False
             raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
-        await requests.change_channel("delete", topic, channel)
-        if where.meta.disable_channel_auto_create or where.nodes:
+        registered = where.meta.disable_channel_auto_create or bool(where.nodes)
+        try:
+            await requests.change_channel("delete", topic, channel)
+        except InvalidInput as error:
+            if not registered or _UNKNOWN_CHANNEL not in error.message:  # lookup alone may have it
+                raise
+        if registered:
             try:
                 await requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
             except LookupFailed as error:
-                if "CHANNEL_NOT_FOUND" not in error.message:  # an ephemeral channel ends with the last node's
+                if _UNKNOWN_CHANNEL not in error.message:  # an ephemeral channel ends with the last node's
                     raise
         return True
 
@@ -266,7 +272,18 @@ class ChannelAdmin(AdminBase):
         channels = NodeChannels(requests.client.http)
 
         async def move(node: Address, params: dict[str, str | int]) -> None:
-            await channels.move(node, topic, int(params["partition"]), channel, str(position))
+            try:
+                await channels.move(node, topic, int(params["partition"]), channel, str(position))
+            except PartitionUnavailable as error:
+                if _UNKNOWN_CHANNEL not in error.message:
+                    raise
+                raise InvalidInput(
+                    error.message,
+                    topic=topic,
+                    partition=int(params["partition"]),
+                    node=str(node),
+                    hint="check the name of the channel, or create it",
+                ) from error
 
         await requests.at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
 

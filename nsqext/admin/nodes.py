@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
 _ORIGINAL_LEVELS = {"warning": "warn"}
 
-_COLONS_OF_ID = 3
+_ID = re.compile(r".+:\d+:\d+:\d+")
 _OPTION = re.compile("[a-z0-9_]{1,100}")
 
 
@@ -62,7 +62,7 @@ class NodeAdmin(AdminBase):
         """
         requests = self._open()
         await self._check_redesigned(requests, "remove_node")
-        identity = node if node.count(":") == _COLONS_OF_ID else await node_id(requests, node)
+        identity = node if _ID.fullmatch(node) else await node_id(requests, node)
         await requests.change_lookup("/cluster/node/remove", {"remove_node": identity})
 
     async def disable_writes(self, *, ordered_only: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, KeysView, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -21,6 +22,7 @@ from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
+    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
 EXPAND = "/topic/partition/expand"
@@ -136,13 +138,13 @@ class TopicAdmin(ChannelAdmin):
         requests = self._open()
         try:
             where = await requests.find(topic)
+            with _changing(topic):
+                await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
+                await ask_each(where.nodes, partial(_delete_at, requests, where))
         except TopicNotFound:
             if missing_ok:
                 return False
             raise
-        with _changing(topic):
-            await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
-            await requests.post_to_nodes(where, "/topic/delete")
         return True
 
     async def upgrade_topic(self, topic: str) -> None:
@@ -235,7 +237,11 @@ class TopicAdmin(ChannelAdmin):
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
         requests = self._open()
-        _, channels = await requests.find_redesigned(topic, "expand_topic", "the original NSQ has no partitions")
+        where, channels = await requests.find_redesigned(topic, "expand_topic", "the original NSQ has no partitions")
+        if number < where.partition_num:
+            raise InvalidInput(
+                f"the topic has {where.partition_num} partitions: their number cannot be reduced", topic=topic
+            )
         sent = False
         with _changing(topic), anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
@@ -425,6 +431,14 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
         topic=topic,
         hint="allow several partitions on one node (multipart, --multipart), or use fewer",
     )
+
+
+async def _delete_at(requests: ClusterRequests, where: PartitionMap, node: Address) -> None:
+    try:
+        await requests.post(http_of(where, node), "/topic/delete", {"topic": where.topic})
+    except PartitionUnavailable as error:
+        if "TOPIC_NOT_FOUND" not in error.message:  # another call has deleted it
+            raise
 
 
 async def _create_at_nodes(requests: ClusterRequests, topic: str) -> KeysView[Address]:

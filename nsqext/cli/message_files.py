@@ -1,4 +1,4 @@
-"""Messages as JSON records, and files of recorded messages: JSON lines, one gzip member per batch, more for a large one.
+"""Messages as JSON records, and files of recorded messages: JSON lines, a gzip member per batch, or several.
 
 A killed process leaves at most one incomplete member, with messages that were not acknowledged, at the end of its file;
 readers ignore it. No other process appends to a file.

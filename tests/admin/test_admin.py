@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -154,6 +155,8 @@ async def test_a_channel_moves_back_to_the_start(redesigned: Cluster) -> None:
         assert (await admin.stats(topic)).channels["ch"].lag == 2
         with pytest.raises(InvalidInput, match="no partition 7"):
             await admin.seek_channel(topic, "ch", Position.latest(), partitions=[7])
+        with anyio.fail_after(10), pytest.raises(InvalidInput, match=r"CHANNEL_NOT_FOUND.*check the name"):
+            await admin.seek_channel(topic, "other", Position.latest())
 
 
 async def test_a_change_waits_for_a_new_leader(redesigned: Cluster) -> None:
@@ -295,6 +298,42 @@ async def test_an_ephemeral_channel_that_lookup_has_forgotten_is_deleted(
     async with Admin(original.lookupd) as admin:
         assert await admin.delete_channel(topic, "temporary#ephemeral")
         assert not await admin.delete_channel(topic, "temporary#ephemeral", missing_ok=True)
+
+
+async def test_a_channel_that_lookup_alone_knows_is_deleted(original: Cluster) -> None:
+    topic = fresh()
+    original.create_topic(topic, channels=["ch"])
+    async with Admin(original.lookupd) as admin:
+        with anyio.fail_after(25):
+            while not await admin.channels(topic):  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.01)
+        for node in original.nodes.values():
+            response = plain_http.post(f"http://{node.http}/channel/delete?topic={topic}&channel=ch")
+            assert response.status_code == 200
+        assert await admin.channels(topic) == ("ch",)
+        assert await admin.delete_channel(topic, "ch")
+        assert await admin.channels(topic) == ()
+
+
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
+async def test_a_topic_that_another_call_deletes_meanwhile_is_deleted(
+    redesigned: Cluster, original: Cluster, generation: str
+) -> None:
+    cluster, topic = redesigned if generation == "redesigned" else original, fresh()
+    async with Admin(cluster.lookupd) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(partial(admin.delete_topic, topic, missing_ok=True))
+        assert topic not in await admin.topics()
+
+
+async def test_partitions_are_not_reduced(redesigned: Cluster) -> None:
+    topic = fresh()
+    redesigned.create_topic(topic, partitions=2, channels=["ch"])
+    async with Admin(redesigned.lookupd) as admin:
+        with pytest.raises(InvalidInput, match="2 partitions: their number cannot be reduced"):
+            await admin.expand_topic(topic, 1)
 
 
 async def test_input_is_checked_before_anything_is_sent(redesigned: Cluster) -> None:

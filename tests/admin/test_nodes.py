@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from nsqext.errors import InvalidInput
-from tests.support.admin_requests import admin_of, find_by_all, params, route_to_all
+from tests.support.admin_requests import OK, admin_of, find_by_all, params, route_to_all
 from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json
 
 pytestmark = pytest.mark.anyio
@@ -18,6 +18,21 @@ async def test_a_value_that_is_empty_or_refused_is_an_invalid_input(nodes: Looku
     for value, text in (("", "log_level is empty"), ("x" * 2000, "refuses log_level='xx.*INVALID_VALUE")):
         with pytest.raises(InvalidInput, match=text):
             await admin_of(nodes).set_node_option("n1:4150", "log_level", value)
+
+
+@pytest.mark.parametrize(
+    ("node", "sent"),
+    [("[::1]:4150", "::1:4250:4150:7"), ("n9:4250:4150:9", "n9:4250:4150:9"), ("::9:4250:4150:9", "::9:4250:4150:9")],
+)
+async def test_a_node_is_removed_by_its_address_or_its_id(nodes: LookupNodes, node: str, sent: str) -> None:
+    """The cluster accepts an unknown id, and does nothing."""
+    listed = {**node_json("n1:4150"), "broadcast_address": "::1"}
+    route_to_all(nodes, "/nodes", {"producers": [listed]})
+    for name, value in (("rpc_port", "4250"), ("id", "7")):
+        nodes.route("[::1]:4151", f"/config/{name}", httpx.Response(200, text=value))
+    removed = nodes.route("b:4161", "/cluster/node/remove", OK, "POST")
+    await admin_of(nodes).remove_node(node)
+    assert params(removed) == [{"remove_node": sent}]
 
 
 async def test_an_option_is_a_value_or_a_text_without_quotes(nodes: LookupNodes) -> None:

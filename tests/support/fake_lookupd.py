@@ -175,9 +175,8 @@ class LookupNodes:
 
     def route(self, name: str, path: str, answer: Any, method: str = "GET") -> respx.Route:
         """Set the response to a path."""
-        route = self.router.route(
-            method=method, host=name.partition(":")[0], port=int(name.partition(":")[2]), path=path
-        )
+        host, _, port = name.rpartition(":")
+        route = self.router.route(method=method, host=host.strip("[]"), port=int(port), path=path)
         if isinstance(answer, (httpx.Response, dict)):
             response = answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
             return route.mock(side_effect=lambda request: _again(response))

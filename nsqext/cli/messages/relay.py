@@ -88,8 +88,8 @@ async def run(
         raise InvalidSetting("exactly one of --to and --to-http is needed")
     if hook.to_http is None and hook != Hook():
         raise InvalidSetting("--content-type and --timeout without --to-http would be ignored", hint="leave them out")
-    connection.refuse_loss()
     connection.check_end_is_known(until_end=running.until_end)
+    connection.refuse_loss()
     settings: dict[str, Any] = {"concurrency": concurrency}
     if running.until_end and running.start is None and await connection.has_positions(topic):
         running = evolve(running, start="earliest")  # a channel that is new has no other end than its start

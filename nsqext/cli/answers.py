@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from nsqext.errors import LookupUnreachable, NsqError
+from nsqext.errors import NsqError
 from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
@@ -41,11 +41,3 @@ async def answer_of(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]]) 
             logger.log(level, "waiting: %s", error)
             level = logging.INFO
         await anyio.sleep(pauses.next())
-
-
-async def is_redesigned(admin: Admin) -> bool:
-    """Return whether a cluster has a node of the redesigned NSQ; raise `LookupUnreachable` if lookup lists no node."""
-    nodes = await admin.nodes()
-    if not nodes:
-        raise LookupUnreachable("lookup knows no node yet")
-    return any(node.generation == "redesigned" for node in nodes)

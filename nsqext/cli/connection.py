@@ -19,7 +19,6 @@ import orjson
 from attrs import define, evolve, field, frozen
 
 from nsqext.arguments import is_number
-from nsqext.cli.answers import is_redesigned
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import (
@@ -463,6 +462,14 @@ class ServerAccess:
 
         with Live(auto_refresh=False) as live:
             yield lambda value: live.update(table(value), refresh=True)
+
+
+async def is_redesigned(admin: Admin) -> bool:
+    """Return whether a cluster has a node of the redesigned NSQ; raise `LookupUnreachable` if lookup lists no node."""
+    nodes = await admin.nodes()
+    if not nodes:
+        raise LookupUnreachable("lookup knows no node yet")
+    return any(node.generation == "redesigned" for node in nodes)
 
 
 def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:

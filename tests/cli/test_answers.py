@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from nsqext.cli import answers
-from nsqext.cli.answers import answer_of, is_redesigned
+from nsqext.cli.answers import answer_of
 from nsqext.errors import InvalidInput, LookupUnreachable, NsqError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -58,23 +58,6 @@ async def test_failures_that_may_pass_are_waited_for_and_the_first_is_a_warning(
         ("WARNING", "waiting: down"),
         ("INFO", "waiting: new"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("generations", "redesigned"), [(["original"], False), (["original", "redesigned"], True), ([], None)]
-)
-async def test_the_generation_of_a_cluster_is_that_of_its_nodes(
-    generations: list[str], redesigned: bool | None
-) -> None:
-    async def nodes() -> list[SimpleNamespace]:
-        return [SimpleNamespace(generation=one) for one in generations]
-
-    admin = cast("Admin", SimpleNamespace(nodes=nodes))
-    if redesigned is None:
-        with pytest.raises(LookupUnreachable, match="knows no node yet"):
-            await is_redesigned(admin)
-    else:
-        assert await is_redesigned(admin) is redesigned
 
 
 async def test_other_errors_are_raised() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.cli import connection
-from nsqext.cli.connection import Contexts, ServerAccess, save_contexts
+from nsqext.cli.connection import Contexts, ServerAccess, is_redesigned, save_contexts
 from nsqext.errors import InvalidSetting, LookupUnreachable
 from tests.support.command_line import run
+
+if TYPE_CHECKING:
+    from nsqext import Admin
 
 
 @pytest.mark.parametrize("name", ["lookupd", "nsqd", "NSQEXT_URL", "NSQEXT_LOOKUPD", "NSQEXT_NSQD"])
@@ -75,6 +79,25 @@ async def test_positions_are_known_once_lookup_lists_a_node(monkeypatch: pytest.
         monkeypatch.setattr(connection, "_STARTUP", 0.7)
         with pytest.raises(LookupUnreachable, match="lookup knows no node yet"):
             await access.has_positions("later")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("generations", "redesigned"), [(["original"], False), (["original", "redesigned"], True), ([], None)]
+)
+async def test_the_generation_of_a_cluster_is_that_of_its_nodes(
+    generations: list[str], redesigned: bool | None
+) -> None:
+    async def nodes() -> list[SimpleNamespace]:
+        return [SimpleNamespace(generation=one) for one in generations]
+
+    admin = cast("Admin", SimpleNamespace(nodes=nodes))
+    if redesigned is None:
+        with pytest.raises(LookupUnreachable, match="knows no node yet"):
+            await is_redesigned(admin)
+    else:
+        assert await is_redesigned(admin) is redesigned
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,16 @@ async def examine_service(url: str, namespace: str) -> list[Finding]:
     if reply.status != 200:
         return [Finding("error", subject, f"responded with status {reply.status}", hint)]
     try:
-        found = read_series(reply.content.decode(), namespace)
+        text = reply.content.decode()
+        found = read_series(text, namespace)
     except ValueError as error:
         return [Finding("error", subject, f"is no page of metrics: {error}", hint)]
-    if not found:
-        hint = "add the middleware Prometheus() to the clients, or name its namespace with --metrics-namespace"
-        return [Finding("error", subject, f"has no series that begin with {namespace}_", hint)]
-    return list(judge(found))
+    if found:
+        return list(judge(found))
+    if any(line.removeprefix("# TYPE ").startswith(f"{namespace}_") for line in text.splitlines()):
+        return [Finding("ok", subject, "has no consumer or relay yet that could be examined")]
+    hint = "add the middleware Prometheus() to the clients, or name its namespace with --metrics-namespace"
+    return [Finding("error", subject, f"has no series that begin with {namespace}_", hint)]
 
 
 def read_series(text: str, namespace: str) -> dict[str, Numbers]:

@@ -47,16 +47,21 @@ def check_watched(*, watch: bool, interval: float, count: int = 0) -> None:
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
     """Return a record for each channel, and for each topic without channels."""
     records: list[dict[str, Any]] = []
+    counts: list[dict[object, int]] = []
     for name, topic in found.items():
         lacks = lacking(topic)
+        parts = {part.node if part.partition is None else part.partition: part for part in topic.partitions}
         if not topic.channels:
             record: dict[str, Any] = {"topic": name, "channel": None, "messages": topic.messages, "consumers": 0}
             records.append(record | {"paused": topic.paused} | lacks)
+            counts.append({key: part.messages for key, part in parts.items()})
         for channel in topic.channels.values():
             record = channel_record(name, channel)
             record["paused"] = record["paused"] or topic.paused
             records.append(record | stopped_on(topic, channel.name) | lacks)
-    return rates.add(records)
+            opened = {key: part.channels.get(channel.name) for key, part in parts.items()}
+            counts.append({key: one.messages for key, one in opened.items() if one is not None})
+    return rates.add(records, counts)
 
 
 def stats_table(columns: tuple[str, ...], records: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
@@ -69,19 +74,26 @@ class Rates:
     """Rates of messages between successive samples."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str | None], int] = {}
+        self._last: dict[tuple[str, str | None], Mapping[object, int]] = {}
         self._at = 0.0
 
-    def add(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the rate since the last sample to the records, as ``per_second``; return them."""
+    def add(self, records: list[dict[str, Any]], counts: Sequence[Mapping[object, int]]) -> list[dict[str, Any]]:
+        """Add the rate since the last sample to the records, as ``per_second``; return them.
+
+        Args:
+            counts: the messages of each record by partition, or node of the original NSQ. A partition that one of the
+                two samples lacks has no rate.
+        """
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         last, self._last = self._last, {}
-        for record in records:
+        for record, count in zip(records, counts, strict=True):
             key = (record["topic"], record["channel"])
-            self._last[key] = record["messages"]
-            if key in last and elapsed > 0:
-                record["per_second"] = round(max(record["messages"] - last[key], 0) / elapsed, 1)
+            self._last[key] = count
+            before = last.get(key, {})
+            grown = [max(count[part] - before[part], 0) for part in count.keys() & before.keys()]
+            if grown and elapsed > 0:
+                record["per_second"] = round(sum(grown) / elapsed, 1)
         return records
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from itertools import groupby
 from pathlib import Path
@@ -38,8 +39,16 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path | None, target: str) -> Progress:
-        """Load the file, which must be of this target; without a file, start at the beginning."""
-        if path is None or not path.exists():
+        """Load the file, which must be of this target; without a file, start at the beginning.
+
+        Raises:
+            OSError: progress could not be saved.
+        """
+        if path is None:
+            return cls(path, target)
+        with tempfile.TemporaryFile(dir=path.parent):  # before anything is published
+            pass
+        if not path.exists():
             return cls(path, target)
         try:
             lines = orjson.loads(path.read_bytes())

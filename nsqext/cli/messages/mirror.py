@@ -12,8 +12,8 @@ from zlib import crc32
 import anyio
 from attrs import define, field, frozen
 
-from nsqext.cli.answers import answer_of, is_redesigned
-from nsqext.cli.connection import ServerAccess
+from nsqext.cli.answers import answer_of
+from nsqext.cli.connection import ServerAccess, is_redesigned
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import waits
 from nsqext.client.consumer.handlers.republish import as_stored

@@ -21,7 +21,7 @@ from nsqext import Admin, sync
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.admin.doctor import examine_lookup
-from nsqext.cli.admin.stats import View
+from nsqext.cli.admin.stats import Rates, View
 from nsqext.lookup.client import LookupClient
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
@@ -406,3 +406,13 @@ def test_clocks_and_versions_that_differ_are_reported(ahead: float | None) -> No
     found_clock = warnings.get(f"lookup {address}", "")
     assert re.fullmatch(r"its clock differs by 3\d{3} s from this machine's" if ahead else "", found_clock)
     assert done.returncode == 1, "nodes are down"
+
+
+def test_a_rate_is_that_of_the_partitions_of_both_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all messages of a node that responds again counted as new."""
+    clock = iter([0.0, 2.0, 4.0, 6.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    samples: list[dict[object, int]] = [{0: 5, 1: 500}, {0: 9}, {0: 9, 1: 500}, {1: 510}]
+    rates = Rates()
+    shown = [rates.add([{"topic": "t", "channel": "c"}], [counts])[0].get("per_second") for counts in samples]
+    assert shown == [None, 2.0, 0.0, 5.0]

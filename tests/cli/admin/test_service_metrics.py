@@ -206,6 +206,13 @@ def test_the_doctor_explains_pages_without_metrics(cluster: Cluster, page: bytes
     assert found["hint"]
 
 
+def test_the_doctor_accepts_a_service_without_consumers(cluster: Cluster) -> None:
+    with serving(b"# TYPE nsqext_published_messages_total counter\n") as url:
+        done = run("doctor", "--metrics", url, "--lookupd", cluster.lookupd[0])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["status"], found["subject"]) == ("ok", f"metrics {url}")
+
+
 def test_the_doctor_refuses_what_is_no_url_and_explains_what_does_not_respond(cluster: Cluster) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     for url in (

@@ -116,6 +116,17 @@ def test_progress_that_cannot_be_written_leaves_the_earlier_one(
     assert (tmp_path / "progress").read_bytes() == b"1"
 
 
+def test_progress_that_cannot_be_written_is_refused_before_anything_is_published(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = make_topic(cluster)
+    (tmp_path / "1.jsonl").write_text('{"body": "a"}\n')
+    words = ("--topic", topic, "--progress", str(tmp_path / "missing" / "progress"), "--lookupd", cluster.lookupd[0])
+    done = run("replay", str(tmp_path / "1.jsonl"), *words)
+    assert (done.returncode, b"missing" in done.stderr) == (2, True), done.stderr
+    assert [one["messages"] for one in lines("stats", topic, "--lookupd", cluster.lookupd[0])] == [0]
+
+
 def test_messages_that_were_taken_back_while_they_were_written_are_recorded_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

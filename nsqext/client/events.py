@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.client")
 
-EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
+EventKind = Literal["connected", "disconnected", "leader_moved", "backoff", "failed"]
 
 
 @frozen
@@ -24,7 +24,7 @@ class ClientEvent:
     """An event of a producer or a consumer."""
 
     #: ``connected`` (a consumer to a partition, a producer to a node), ``disconnected``, ``leader_moved`` (lookup
-    #: returned another leader), or ``backoff`` (the level of a consumer's backoff changed)
+    #: returned another leader), ``backoff`` (of a consumer changed its level), or ``failed`` (it cannot continue)
     kind: EventKind
     topic: str | None  #: None if it concerns all topics
     partition: int | None  #: None on the original NSQ, or if it concerns all partitions
@@ -45,8 +45,6 @@ class ClientEvents:
 
     def emit(self, kind: EventKind, topic: str | None, partition: int | None, node: str, detail: str = "") -> None:
         """Call all callbacks; their errors are logged."""
-        if not self.callbacks:
-            return
         event = ClientEvent(kind, topic, partition, node, detail)
         for callback in tuple(self.callbacks):
             try:

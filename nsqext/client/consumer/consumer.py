@@ -413,6 +413,7 @@ class Consumer(Runnable):
         state, started = self._state, self._topics.started
         if state.error is None:
             state.error = error
+            self._events.emit("failed", None, None, "", str(error))
             if started.is_set() or not state.raises:
                 logger.error("the consumer cannot continue: %s", error, extra={"topic": self._name})
         started.set()
@@ -545,7 +546,7 @@ class Consumer(Runnable):
         return statistics_of(self._group, self._topics.blocked)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
-        """Decorator: call a function when a partition connects or disconnects, a leader moves, a backoff changes.
+        """Decorator: call a function when a connection opens or ends, a leader moves, the backoff changes, or it fails.
 
         It is called in the event loop and must not block; its errors are logged.
         """

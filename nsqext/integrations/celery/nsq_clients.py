@@ -34,6 +34,7 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.settings import Given, build
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvent
     from nsqext.integrations.celery.envelope import QueueSpec
     from nsqext.sync.message import Message
 
@@ -282,6 +283,8 @@ DEFAULT_PREFETCH = 200
 
 Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
 """Called in a consumer's thread with a decoded message."""
+Failed = Callable[["QueueConsumer"], None]
+"""Called in a thread when a consumer cannot continue."""
 
 
 class QueueConsumer:
@@ -291,16 +294,27 @@ class QueueConsumer:
     than servers allow. A prefetch count of 0 stands for the default.
     """
 
-    def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
+    def __init__(
+        self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive, failed: Failed = lambda _: None
+    ) -> None:
         self.queue: str = spec.name
+        #: why it cannot continue; no error after which kombu repeats the operation
+        self.error: InvalidState | None = None
         self.single: bool = False  #: opened for one message, closed after its answer
         self._leaving = False
         self._lock = threading.Lock()  # makes `leave` wait for a handler that hands a message over
         self._hold = clients.eta_hold
         self._spec = spec
         self._receive = receive
+        self._failed = failed
         self.consumer: sync.Consumer = clients.consumer(spec.topics, spec.channel, prefetch or DEFAULT_PREFETCH)
         self.consumer.handler(auto_finish=False)(self._handle)
+        self.consumer.on_event(self._note)
+
+    def _note(self, event: ClientEvent) -> None:
+        if event.kind == "failed":
+            self.error = InvalidState(f"queue {self.queue}: its consumer cannot continue: {event.detail}")
+            self._failed(self)
 
     def leave(self) -> None:
         """Pause, and return messages that still arrive; close it later."""

@@ -37,7 +37,14 @@ from nsqext.integrations.celery.envelope import (
     nsq_name,
     topic_of,
 )
-from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, Deliveries, NsqClients, QueueConsumer
+from nsqext.integrations.celery.nsq_clients import (
+    DEFAULT_PREFETCH,
+    Deliveries,
+    Failed,
+    NsqClients,
+    QueueConsumer,
+    Receive,
+)
 
 if TYPE_CHECKING:
     from nsqext.sync.message import Message
@@ -207,17 +214,19 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         self._callbacks[consumer_tag] = (queue, callback, no_ack)
         self._consumers.add(consumer_tag)
         source = self._sources.get(queue)
-        if source is not None:
+        if source is not None and source.error is not None:
+            self._close_source(queue)
+        elif source is not None:
             source.consumer.resume()
             return
-        source = self._open_source(queue, self.qos.prefetch_count, self.connection.received(self))
+        source = self._open_source(queue, self.qos.prefetch_count, *self.connection.received(self))
         self._sources[queue] = source
 
-    def _open_source(self, queue: str, prefetch: int, receive: Callable[..., None]) -> QueueConsumer:
+    def _open_source(self, queue: str, prefetch: int, *callbacks: Callable[..., None]) -> QueueConsumer:
         spec = self._queue(queue)
         for topic in spec.topics:
             self.clients.create(topic, spec.channel)
-        source = QueueConsumer(self.clients, spec, prefetch, receive)
+        source = QueueConsumer(self.clients, spec, prefetch, *callbacks)
         source.consumer.start()
         return source
 
@@ -251,6 +260,11 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         callback, no_ack = found[0]
         callback(self._message(decoded, message, source, no_ack=no_ack))
 
+    def consumes(self, source: QueueConsumer) -> bool:
+        """Return whether the messages of a source are delivered."""
+        consumed = any(queue == source.queue for queue, *_ in self._callbacks.values())
+        return consumed and self._sources.get(source.queue) is source
+
     def _message(self, decoded: dict[str, Any], message: Message, source: QueueConsumer, *, no_ack: bool) -> Any:
         tag = decoded["properties"]["delivery_tag"] = self._next_delivery_tag()
         received = self.Message(decoded, channel=self)
@@ -262,7 +276,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         return received
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Return the next message, or None after `Transport.get_timeout` seconds."""
+        """Return the next message, or None after `Transport.get_timeout` seconds; raises if its consumer has failed."""
         inbox: SimpleQueue[tuple[dict[str, Any], Message]] = SimpleQueue()
         source = self._open_source(queue, 1, lambda _, decoded, message: inbox.put((decoded, message)))
         source.single = True
@@ -274,6 +288,8 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
                 inbox.get(block=False)[1].requeue()
             source.consumer.close()
             if isinstance(error, Empty):
+                if source.error is not None:
+                    raise source.error from None
                 return None
             raise
         source.consumer.pause()
@@ -336,7 +352,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def __init__(self, client: Any, **options: object) -> None:
         super().__init__(client, **options)
         self.queues: dict[str, QueueSpec] = {}
-        self._inbox: SimpleQueue[tuple[KombuChannel, QueueConsumer, dict[str, Any], Message]] = SimpleQueue()
+        # channel, source, decoded and received message; without message for a source that has failed
+        self._inbox: SimpleQueue[tuple[KombuChannel, QueueConsumer, dict[str, Any], Message | None]] = SimpleQueue()
         self._wake: tuple[int, int] | None = None
         address = f"{client.hostname}:{client.port or self.default_port}"
         addresses = {self.address_kind: address} if client.hostname else {}
@@ -373,17 +390,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     # Receiving
 
-    def received(self, channel: KombuChannel) -> Callable[[QueueConsumer, dict[str, Any], Message], None]:
-        """Return the function that a channel's consumers call with each message, in their thread."""
+    def received(self, channel: KombuChannel) -> tuple[Receive, Failed]:
+        """Return the functions that a channel's consumers call with each message, and at their failure."""
 
-        def receive(source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
+        def receive(source: QueueConsumer, decoded: dict[str, Any], message: Message | None) -> None:
             self._inbox.put((channel, source, decoded, message))
             wake = self._wake
             if wake is not None:
                 with suppress(BlockingIOError):  # a full pipe wakes the loop anyway
                     os.write(wake[1], b".")
 
-        return receive
+        return receive, lambda source: receive(source, {}, None)
 
     def return_undelivered(self, source: QueueConsumer) -> None:
         """Requeue received messages of a closing consumer, which waits for these answers."""
@@ -393,17 +410,26 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 if item[1] is not source:
                     self._inbox.put(item)
                     continue
+                message = item[3]
                 with suppress(NsqError):
-                    item[3].requeue()
+                    if message is not None:
+                        message.requeue()
 
     def drain_events(self, connection: object, timeout: float | None = None) -> None:
-        """Deliver the next message; raises TimeoutError after ``timeout`` seconds."""
+        """Deliver the next message; raises TimeoutError after ``timeout`` seconds.
+
+        Raises InvalidState if the consumer of a queue cannot continue, again until the queue is not consumed any more.
+        """
         try:
             delivery = self._inbox.get(timeout=timeout) if timeout else self._inbox.get(timeout is None)
         except Empty:
             raise TimeoutError from None
         channel, source, decoded, message = delivery
-        channel.deliver(source, decoded, message)
+        if message is not None:
+            channel.deliver(source, decoded, message)
+        elif source.error is not None and channel.consumes(source):
+            self._inbox.put(delivery)
+            raise source.error
 
     def register_with_event_loop(self, connection: object, loop: Any) -> None:
         """Let Celery's event loop deliver messages when the pipe is readable."""

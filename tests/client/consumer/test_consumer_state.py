@@ -13,6 +13,7 @@ from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.handlers.workers import ConsumerState
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions
+from nsqext.client.events import ClientEvent
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, NsqError, ProtocolError
 from tests.support.clock import replace_clock
 from tests.support.sleeps import settled
@@ -150,7 +151,8 @@ async def test_the_total_may_be_changed_and_paused(scene: Scene, monkeypatch: py
 async def test_an_error_that_is_raised_in_the_caller_is_not_logged(
     scene: Scene, caplog: pytest.LogCaptureFixture, started: bool, raises: bool, logged: int
 ) -> None:
-    scene.consumer()
+    events: list[ClientEvent] = []
+    scene.consumer().on_event(events.append)
     scene.state.raises = raises
     if started:
         scene.started.set()
@@ -164,6 +166,7 @@ async def test_an_error_that_is_raised_in_the_caller_is_not_logged(
     scene.fail(NsqError("later"))
     assert (scene.state.error, scene.state.ended.is_set(), scene.started.is_set()) == (error, True, True)
     assert caplog.text.count("the consumer cannot continue") == logged
+    assert events == [ClientEvent("failed", None, None, "", "no nsqd")]
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -11,6 +11,7 @@ from attrs import define, field
 from nsqext.errors import TopicNotFound
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvent
     from nsqext.types import TopicMeta
 
 __all__ = ("ScriptedConsumer", "ScriptedMessage", "ScriptedServers")
@@ -62,6 +63,9 @@ class ScriptedConsumer:
             self.handle = function
 
         return keep
+
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> None:
+        self.note = callback
 
     def start(self) -> None:
         self.calls.append("start")

@@ -13,12 +13,13 @@ import orjson
 import pytest
 from kombu.exceptions import ChannelError
 
-from nsqext.errors import MessageNotInFlight
+from nsqext.client.events import ClientEvent
+from nsqext.errors import InvalidState, MessageNotInFlight
 from nsqext.integrations.celery.envelope import Binding, Exchange
 from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, QueueConsumer
 from nsqext.integrations.celery.transport import Transport
 from nsqext.types import TopicMeta
-from tests.integrations.celery.scripted import ScriptedMessage, ScriptedServers
+from tests.integrations.celery.scripted import ScriptedConsumer, ScriptedMessage, ScriptedServers
 from tests.support.tables import table
 
 
@@ -331,6 +332,46 @@ def test_events_are_waited_for(channel: Any, servers: ScriptedServers, name: str
     servers.consumers[0].handle(ScriptedMessage())
     channel.connection.drain_events(None)
     assert len(received) == 1
+
+
+def test_a_consumer_that_cannot_continue_is_an_error_for_who_waits(
+    channel: Any, servers: ScriptedServers, name: str
+) -> None:
+    """The worker waited for ever, as for a queue without messages."""
+    received = consume(channel, name)
+    (failing,) = servers.consumers
+    for kind in ("disconnected", "failed"):
+        failing.note(ClientEvent(kind, None, None, "", "refused"))
+    failing.handle(ScriptedMessage())
+    for _ in range(2):
+        with pytest.raises(InvalidState, match=f"queue {name}: its consumer cannot continue: refused"):
+            drain(channel)
+        if not received:
+            drain(channel)
+    assert len(received) == 1
+    channel.basic_cancel("tag")
+    drain(channel)  # it is not consumed any more
+    consume(channel, name)
+    assert failing.calls[-1] == "close", "it would not consume again"
+    failing.note(ClientEvent("failed", None, None, "", "refused"))  # while it closes
+    drain(channel)
+    servers.consumers[1].note(ClientEvent("failed", None, None, "", "refused"))
+    channel.queue_delete(name)
+    with pytest.raises(TimeoutError):
+        drain(channel)
+
+
+def test_a_get_whose_consumer_has_failed_does_not_report_an_empty_queue(
+    channel: Any, servers: ScriptedServers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel.connection.get_timeout = 0.01
+    assert channel.basic_get(name) is None
+    monkeypatch.setattr(
+        ScriptedConsumer, "start", lambda self: self.note(ClientEvent("failed", None, None, "", "refused"))
+    )
+    with pytest.raises(InvalidState, match="its consumer cannot continue: refused"):
+        channel.basic_get(name)
+    assert servers.consumers[1].calls == ["pause", "close"]
 
 
 def test_messages_of_other_queues_stay_when_a_queue_is_closed(

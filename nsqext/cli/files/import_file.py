@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
-from zlib import crc32
 
 from anyio.to_thread import run_sync
 
@@ -17,16 +17,12 @@ from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput
 
-_ENDS = 1 << 16
-
 
 def _content(file: Path) -> str:
     """Return a text by which a file is recognized: the progress of another one would leave out its first messages."""
-    size = file.stat().st_size
     with file.open("rb") as opened:
-        checksum = crc32(opened.read(_ENDS))
-        opened.seek(max(0, size - _ENDS))
-        return f"from {size} bytes with the checksum {crc32(opened.read(_ENDS), checksum):08x}"
+        checksum = file_digest(opened, "sha256").hexdigest()
+    return f"from {file.stat().st_size} bytes with the checksum {checksum[:16]}"
 
 
 @examples("nsqext import orders.parquet orders_copy", "nsqext import orders.csv orders_copy --keep-partitions")
@@ -48,7 +44,7 @@ async def run(
     format_of(file)
     if not file.is_file():
         raise InvalidInput(f"{file} is not a file", hint="nsqext export writes such files")
-    target = f"{topic} at {connection.cluster()}, {_content(file)}"
+    target = f"{topic} at {connection.cluster()}, {await run_sync(_content, file)}"
     progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"), target)
     skipped = count = progress.lines.get(file.name, 0)
     entries = ReadableEntries(entries_of(file, skipped))

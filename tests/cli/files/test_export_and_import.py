@@ -235,7 +235,9 @@ def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluste
     other = run(*words[:-1], "h:1")
     assert (other.returncode, b"is the progress of messages for" in other.stderr) == (2, True)
     content = file.read_bytes()
-    for changed in (content + b"{}\n", content.replace(b"0-7", b"9-7"), content[:-3] + b"}}\n"):
+    middle = len(content) // 2
+    inside = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for changed in (content + b"{}\n", content.replace(b"0-7", b"9-7"), content[:-3] + b"}}\n", inside):
         file.write_bytes(changed)
         other = run(*words)  # it would leave out the first messages of another file
         assert (other.returncode, b"files to continue, or delete it to begin again" in other.stderr) == (2, True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,9 @@ def test_the_doctor_examines_a_store(cluster: Cluster, tmp_path: Path) -> None:
         assert (last(0)["status"], last(0)["text"]) == ("ok", "0 delayed messages waiting, none is due")
         store.refuse([(b"hello", "not a delayed message")])
         assert last(0)["hint"] == "nsqext delay list --refused shows them, and nsqext delay discard deletes them"
+        store.add([message("b", time.time() - 10.0)])
+        late = re.fullmatch(r"1 delayed message waiting, due for (\d+) s; 1 record set aside", last(0)["text"])
+        assert late is not None and 10 <= int(late[1]) < 60
         store.add([message("a", 1.0)])
         found = last(1)
     assert found["status"] == "error"

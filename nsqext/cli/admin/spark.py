@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import Yes, command, examples, perform
-from nsqext.cli.connection import ServerAccess, confirm
+from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
@@ -57,8 +57,8 @@ def run(
             for (partition, name), stats in found.items():
                 if not _can_be_anchor(stats):
                     raise InvalidState(
-                        f"the channel {name} has {stats.connections} consumers, and consumers processed "
-                        f"{_processed(stats)} messages: it is not an anchor channel",
+                        f"the channel {name} has {counted(stats.connections, 'consumer')}, and consumers processed "
+                        f"{counted(_processed(stats), 'message')}: it is not an anchor channel",
                         topic=topic,
                         partition=partition,
                         hint="nsqext channel delete deletes channels of consumers",

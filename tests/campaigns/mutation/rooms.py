@@ -125,7 +125,12 @@ PROGRAMS = ("cli",)
 OTHER_TESTS = {
     "cli/__init__.py": ("tests/cli/test_main.py", "tests/cli/messages/test_client_commands.py"),
     "cli/admin/channel.py": ("tests/cli/admin/test_arguments.py",),
-    "cli/admin/findings.py": ("tests/cli/admin/test_service_metrics.py", "tests/transactions/test_refusals.py"),
+    "cli/admin/findings.py": (
+        "tests/cli/admin/test_service_metrics.py",
+        "tests/delays/test_operations.py",
+        "tests/transactions/test_operations.py",
+        "tests/transactions/test_refusals.py",
+    ),
     "cli/admin/node.py": ("tests/cli/admin/test_arguments.py",),
     "cli/admin/spark.py": ("tests/cli/messages/test_client_commands.py",),
     "cli/admin/stats.py": ("tests/cli/admin/test_topic_and_channel.py", "tests/cli/admin/test_doctor_and_top.py"),

@@ -100,6 +100,19 @@ async def test_a_partition_without_leader_is_shown() -> None:
     )
 
 
+async def test_partitions_whose_leaders_do_not_respond_are_shown() -> None:
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=1, channels=["ch"])
+        cluster.faults.stale_lookup()
+        async with Admin(cluster.lookupd) as admin:
+            cluster.kill(cluster.leader("orders", 1))
+            found = await look(admin, "orders", "ch")
+            assert [one.error for one in found] == ["no consumer, so the channel has no type yet", "no response"]
+            cluster.kill(cluster.leader("orders", 0))
+            found = await look(admin, "orders", "ch")
+    assert [(one.partition, one.error[:22]) for one in found] == [(0, "no response to /stats:"), (1, "no response to /stats:")]
+
+
 def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     node = cluster.nodes[cluster.leader("once")]
     created = plain_http.post(f"http://{node.http}/channel/create?topic=once&channel=ch&dispatch=key_failover")
@@ -112,6 +125,11 @@ def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as end:
         main(["key-ranges", "missing", "ch", "--lookupd", cluster.lookupd[0], "--once"])
     assert end.value.code
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--once", "--interval", "2"])
+    assert end.value.code
+    assert "--interval with --once would be ignored" in capsys.readouterr().err
 
 
 def test_the_command_goes_on_while_lookup_does_not_respond(

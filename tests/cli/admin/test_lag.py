@@ -102,12 +102,12 @@ def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
             assert terminal.end() == 0
         assert "missing" in terminal.shown
         cluster.kill(cluster.leader("orders", 0))
-        found = run("lag", *where)
-        assert (found.returncode, found.stderr) == (
-            1,
-            b"the lag of orders is not known: no node reports partition 0, 1\n",
-        )
-        assert json.loads(found.stdout) == {"topic": "orders", "channel": None, "lag": None, "missing": [0, 1]}
+        for words, place, channel in (((), "orders", None), (("orders", "billing"), "orders/billing", "billing")):
+            found = run("lag", *words, *where)
+            text = f"the lag of {place} is not known: no node reports partition 0, 1\n"
+            assert (found.returncode, found.stderr.decode()) == (1, text)
+            record = {"topic": "orders", "channel": channel, "lag": None, "missing": [0, 1]}
+            assert json.loads(found.stdout) == record
 
 
 def test_a_partition_that_its_leader_does_not_report_makes_the_lag_of_any_topic_unknown(

@@ -110,7 +110,10 @@ async def test_partitions_whose_leaders_do_not_respond_are_shown() -> None:
             assert [one.error for one in found] == ["no consumer, so the channel has no type yet", "no response"]
             cluster.kill(cluster.leader("orders", 0))
             found = await look(admin, "orders", "ch")
-    assert [(one.partition, one.error[:22]) for one in found] == [(0, "no response to /stats:"), (1, "no response to /stats:")]
+    assert [(one.partition, one.error[:22]) for one in found] == [
+        (0, "no response to /stats:"),
+        (1, "no response to /stats:"),
+    ]
 
 
 def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,8 @@ def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[
         main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--once"])
     assert not end.value.code
     (found,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (found["partition"], found["ranges"], found["error"]) == (0, [], "")
+    assert (found["topic"], found["channel"], found["partition"]) == ("once", "ch", 0)
+    assert (found["ranges"], found["error"]) == ([], "")
     with pytest.raises(SystemExit) as end:
         main(["key-ranges", "missing", "ch", "--lookupd", cluster.lookupd[0], "--once"])
     assert end.value.code
@@ -156,12 +157,17 @@ def test_the_table() -> None:
         KeyRange(0.0, 0.5, "127.0.0.1:1", None, 12.34, 0),
         KeyRange(0.5, 1.0, "127.0.0.1:2", "canary", 1.0, 7),
     )
+    others = [KeyRange(0.1 * number, 0.1 * number + 0.1, f"127.0.0.1:{number}", None, 0.0, 0) for number in range(10)]
+    found = [
+        PartitionRanges(0, ranges=ranges, replay=7),
+        PartitionRanges(1, error="no leader", replay=5),
+        PartitionRanges(2, ranges=(*others,)),
+    ]
     out = io.StringIO()
     console = Console(file=out, width=140)
-    console.print(
-        make_table("t / ch", [PartitionRanges(0, ranges=ranges, replay=7), PartitionRanges(1, error="no leader")], 106)
-    )
+    console.print(make_table("t / ch", found, 106))
     text = out.getvalue()
     for piece in ("t / ch", "█" * 20 + "·" * 20, "·" * 20 + "█" * 20, "12.3", "127.0.0.1:2 (tag canary)", "no leader"):
         assert piece in text
-    assert "2 in all" in text
+    (footer,) = (line.split() for line in text.splitlines() if "in all" in line)
+    assert footer == ["10", "in", "all", "13.3", "12"]

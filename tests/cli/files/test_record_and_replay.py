@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import orjson
 import pytest
 
-from nsqext import MessageBatch
+from nsqext import Consumer, MessageBatch
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.cli import main, message_files
 from nsqext.cli.files.replay import Progress
 from nsqext.cli.message_files import MessageFiles, files_in, outgoing_message, read_entries
 from nsqext.client.consumer.message import requeue_unanswered
-from nsqext.errors import InvalidInput, MessageNotInFlight
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
 
@@ -62,6 +62,23 @@ def test_a_new_channel_records_what_the_topic_has_stored(cluster: Cluster, tmp_p
     lines("pub", topic, "one", "two", *where)
     done = lines("record", topic, "--to", str(tmp_path), "--channel", "backup", "--until-end", *where)
     assert (done, sorted(recorded(tmp_path))) == ([{"topic": topic, "recorded": 2}], ["one", "two"])
+
+
+def test_batches_of_a_recorder_have_its_limits(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, dict[str, float]]] = []
+
+    def batches(consumer: Consumer, **limits: float) -> NoReturn:
+        given.append((consumer.max_in_flight, limits))
+        raise InvalidState("seen")
+
+    monkeypatch.setattr(Consumer, "batches", batches)
+    words = ("record", make_topic(cluster), "--to", str(tmp_path), "--lookupd", cluster.lookupd[0])
+    for limits in ((), ("--batch", "7", "--linger", "1.5")):
+        with pytest.raises(SystemExit):
+            main((*words, *limits))
+    assert given == [(2000, {"max_count": 1000, "max_wait": 0.2}), (14, {"max_count": 7, "max_wait": 1.5})]
 
 
 def test_bodies_are_recorded_as_they_are_stored(cluster: Cluster, tmp_path: Path) -> None:

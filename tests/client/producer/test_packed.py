@@ -64,6 +64,8 @@ def test_packed_messages_are_a_sequence_of_messages(verb: Verb) -> None:
     packed = _packed(verb)
     assert list(packed) == packed[:] == _MESSAGES[verb]
     assert (len(packed), packed[-1]) == (2, _MESSAGES[verb][1])
+    joined = PackedMessages(verb, [b"".join(packed.items)], 2, 20)
+    assert (len(joined), list(joined)) == (2, _MESSAGES[verb])
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,18 @@ async def test_an_eager_producer_connects_when_it_is_opened_or_is_closed(closed_
     assert lookup.metadata.users == 0
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing_open() -> None:
+    async with scripted_lookup() as lookup:
+        lookup.delay = 60.0
+        shared = Lookup(str(lookup))
+        producer = Producer(shared, connect=True)
+        with anyio.move_on_after(0.1) as scope:
+            await producer.start()
+        assert (scope.cancelled_caught, shared.metadata.users) == (True, 0)
+        with pytest.raises(InvalidState, match="closed"):
+            await producer.publish("t", b"x")
+
+
 async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
     """On trio, the order of the two tasks is random."""
     lookup = Lookup("127.0.0.1:1")

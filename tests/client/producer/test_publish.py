@@ -74,6 +74,24 @@ async def test_least_pending_avoids_the_busy_node() -> None:
             tasks.cancel_scope.cancel()
 
 
+async def test_publishes_follow_a_leader_before_its_former_node_refuses_them() -> None:
+    async with producing({}, {}, lookup_poll_interval=0.05) as (producer, nodes, lookup):
+        await producer.publish("t", b"x", partition=0)
+        lookup.set_leaders({0: nodes[1], 1: nodes[1]}, num=2)
+        while (await producer.publish("t", b"x", partition=0)).node != str(nodes[1]):
+            await anyio.sleep(0.01)
+
+
+async def test_a_partition_that_refused_is_avoided_for_a_while() -> None:
+    async def attempt(number: int) -> None:
+        async with producing({"PUB": error("E_FAILED_ON_NOT_WRITABLE")}, {}) as (producer, nodes, _):
+            for _ in range(6):
+                assert (await producer.publish("t", b"x")).partition == 1
+            assert [len(bodies(node)) for node in nodes] == [1, 6]
+
+    await unless_paused(attempt, 0.2)
+
+
 @pytest.mark.parametrize("choice", ["partition", "key"])
 async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: str) -> None:
     async with producing({}, {}) as (producer, _, _):
@@ -179,6 +197,15 @@ async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any
             await producer.publish(**{"topic": "t", "body": b"y", **arguments})
         assert bodies(node) == [b"x"]
         await producer.publish("t", b"x", key="k")
+
+
+async def test_a_partition_beside_a_key_is_refused_while_another_publish_of_the_key_is_in_flight() -> None:
+    async with producing({"PUB": None}, close_timeout=0.0) as (producer, (node,), _), anyio.create_task_group() as tasks:
+        tasks.start_soon(publish_keyed, producer, b"stuck")
+        await until(lambda: node.commands)
+        with anyio.fail_after(5), pytest.raises(InvalidPartition, match="both given"):
+            await producer.publish("t", b"x", key="k", partition=0)
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("topic", "body", "kind"), [("t", b"", InvalidBody), ("a b", b"x", InvalidName)])

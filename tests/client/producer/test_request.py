@@ -26,8 +26,10 @@ from nsqext.errors import (
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
+    InvalidState,
     OperationNotSupported,
     ProtocolError,
+    PublishFailed,
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
 from nsqext.key_ranges import bucket_tag, shared_tag
@@ -35,7 +37,7 @@ from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
-from nsqext.types import TopicMeta
+from nsqext.types import Receipt, TopicMeta
 from tests.support.publish_bench import route_of, target_of
 
 _OPTIONS = ProducerOptions()
@@ -214,6 +216,7 @@ def test_a_message_that_no_topic_accepts_is_refused_before_it_is_sent(topic: str
 def test_keys_and_partitions() -> None:
     assert key_bytes("ü") == "ü".encode()
     assert key_bytes(-42) == b"-42"
+    assert key_bytes(b" \xff ") == b" \xff "
     for value in (True, 1.5, [b"k"]):
         with pytest.raises(InvalidInput, match="has to be str, bytes or int"):
             key_bytes(value)  # type: ignore[arg-type]
@@ -391,9 +394,21 @@ def test_what_a_batch_can_replace(members: dict[str, Any], delay: float | None, 
 
 
 def test_what_a_batch_cannot_replace_while_a_topic_is_traced(tracing: None) -> None:
-    assert not _request().joinable(TopicMeta(1, extend_support=True))
+    extend = TopicMeta(1, extend_support=True)
+    for topic, trace_id in (("t", 0), ("other", None)):
+        assert default_trace_id(_OPTIONS, topic, extend) == trace_id
+        assert MessageRequest(_OPTIONS, topic, b"x").joinable(extend) is (topic == "other")
     assert _request().joinable(TopicMeta(1))
     assert _request().joinable(TopicMeta()), "the original NSQ has no traces"
+
+
+def test_the_first_outcome_of_a_message_remains() -> None:
+    request, receipt = _request(), Receipt("t", 0, "n:1")
+    with pytest.raises(InvalidState, match="not published yet"):
+        request.result()
+    request.settle(receipt)
+    request.settle(PublishFailed("the producer was closed"))
+    assert request.result() is receipt
 
 
 @pytest.mark.parametrize(("choice", "any_partition"), [({}, True), ({"key": b"k"}, False), ({"partition": 0}, False)])

@@ -148,6 +148,7 @@ OTHER_TESTS = {
         "tests/cli/messages/test_pub_and_tail.py",
         "tests/transactions/test_refusals.py",
     ),
+    "cli/files/record.py": ("tests/cli/files/test_record_and_replay.py", "tests/cli/messages/test_pub_and_tail.py"),
     "cli/files/import_file.py": ("tests/cli/files/test_export_and_import.py",),
     "cli/files/tables.py": ("tests/cli/files/test_export_and_import.py",),
     "cli/message_files.py": ("tests/cli/files/test_record_and_replay.py", "tests/cli/files/test_export_and_import.py"),

@@ -251,6 +251,17 @@ def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluste
     assert 2 * MESSAGES <= len(found) <= 2 * MESSAGES + batch
 
 
+def test_an_import_that_could_not_publish_begins_again(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    file, copy = tmp_path / "all.jsonl", f"copy_{token_hex(4)}"
+    address = cluster.lookupd[0]
+    lines("export", source, str(file), "--lookupd", address)
+    words = ("import", str(file), copy, "--lookupd", address)
+    assert run(*words).returncode == 2
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    *_, last = lines(*words)
+    assert last == {"topic": copy, "messages": 2 * MESSAGES, "resumed": 0}
+
+
 def test_an_import_whose_output_is_closed_has_not_succeeded(cluster: Cluster, source: str, tmp_path: Path) -> None:
     """Its exit code was 0, with a part of the messages."""
     file, copy = tmp_path / "all.jsonl", f"copy_{token_hex(4)}"

@@ -197,7 +197,16 @@ def test_headers_of_dependencies_and_the_header_of_the_key_are_described() -> No
     ) -> None: ...
 
     app.handler("carts", "billing", dispatch="key_failover")(print)
+
+    @app.handler("parts", "billing")
+    async def part(
+        one: Annotated[str | None, Header("x-part")],
+        two: Annotated[str, Header("x-part")],
+        three: Annotated[str | None, Header("x-part")],
+    ) -> None: ...
+
     messages = document(app)["components"]["messages"]
+    assert messages["parts.Message"]["headers"]["required"] == ["x-part"]
     assert messages["orders.bytes"]["contentType"] == "application/octet-stream"
     assert set(messages["orders.bytes"]["headers"]["properties"]) == {"x-part", "customer"}
     assert messages["orders.bytes"]["headers"]["properties"]["customer"]["description"] == "the key of the message"
@@ -247,6 +256,30 @@ def test_the_schema_accepts_what_is_published(kind: Any, value: object) -> None:
     if kind is not Any:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.Draft7Validator(whole).validate("something else")
+
+
+def test_schemas_are_those_of_their_types_in_any_order() -> None:
+    app = App(ADDRESS)
+    for topic, kind in (("a", Invoice), ("b", Order), ("c", Receipt), ("d", Bill)):
+        app.publishes(topic, kind)
+    messages = document(app)["components"]["messages"].values()
+    assert [one["payload"]["$ref"].rpartition("/")[2] for one in messages] == ["Invoice", "Order", "Receipt", "Bill"]
+
+
+def test_schemas_have_what_validation_accepts() -> None:
+    class Total(pydantic.BaseModel):
+        cents: list[int]
+        pair: tuple[int, str] | None = None
+
+        @pydantic.computed_field  # type: ignore[prop-decorator]
+        @property
+        def total(self) -> int:
+            return sum(self.cents)
+
+    _, schemas = payload_of(Total)
+    assert set(schemas["Total"]["properties"]) == {"cents", "pair"}
+    pair = schemas["Total"]["properties"]["pair"]["anyOf"][0]
+    assert pair["items"] == [{"type": "integer"}, {"type": "string"}], "prefixItems has no meaning in draft 07"
 
 
 def test_a_reference_keeps_what_stands_beside_it() -> None:

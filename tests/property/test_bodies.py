@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from nsqext import OutgoingMessage
 from nsqext.app import decode_body, encode_body
 from nsqext.errors import InvalidBody, InvalidSetting
 
@@ -230,8 +231,14 @@ def test_names_that_validation_accepts_are_those_of_fields_and_of_aliases() -> N
         word: str = pydantic.Field(validation_alias="wort")
         secret: str = pydantic.Field("", exclude=True)
         again: Named | None = None
+        number: int = pydantic.Field(
+            0,
+            validation_alias=pydantic.AliasChoices("nr", "zahl", pydantic.AliasPath("a", 0)),
+            serialization_alias="zahl",
+        )
 
-    assert returned(Named(wort="x", secret="s"), Named) == Named(wort="x")  # type: ignore[call-arg]
+    value = Named(wort="x", secret="s", nr=3)  # type: ignore[call-arg]
+    assert returned(value, Named) == Named(wort="x", nr=3)  # type: ignore[call-arg]
     assert decode_body(b'{"wort": "x"}', Named).word == "x"
 
 
@@ -275,8 +282,9 @@ class Around:
 def test_fields_that_begin_with_an_underscore_are_refused_in_both_directions() -> None:
     with pytest.raises(InvalidBody, match="the field _total of Private begins with an underscore"):
         encode_body(Around([Private(1)]))
-    with pytest.raises(InvalidSetting, match="the field _total of Private begins with an underscore"):
-        decode_body(b"{}", Around)
+    for kind in (Around, list[Private], dict[str, Private | None]):
+        with pytest.raises(InvalidSetting, match="the field _total of Private begins with an underscore"):
+            decode_body(b"{}", kind)
     values: list[object] = [[Private(1)], {"a": Private(1)}, (1, Private(1))]
     for value in values:
         with pytest.raises(InvalidBody, match="the field _total of Private begins with an underscore"):
@@ -368,3 +376,10 @@ def test_values_that_contain_themselves_are_refused() -> None:
     endless.append(endless)
     with pytest.raises(InvalidBody, match=r"a list cannot be encoded as a body: .*recursion"):
         encode_body(endless)
+
+
+def test_messages_are_no_bodies() -> None:
+    message = OutgoingMessage(b"x")
+    for value in (message, [message], (message, message)):
+        with pytest.raises(InvalidBody, match="an OutgoingMessage is not a body"):
+            encode_body(value)

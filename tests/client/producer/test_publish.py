@@ -78,7 +78,7 @@ async def test_publishes_follow_a_leader_before_its_former_node_refuses_them() -
     async with producing({}, {}, lookup_poll_interval=0.05) as (producer, nodes, lookup):
         await producer.publish("t", b"x", partition=0)
         lookup.set_leaders({0: nodes[1], 1: nodes[1]}, num=2)
-        while (await producer.publish("t", b"x", partition=0)).node != str(nodes[1]):
+        while (await producer.publish("t", b"x", partition=0)).node != str(nodes[1]):  # noqa: ASYNC110 - no event
             await anyio.sleep(0.01)
 
 
@@ -200,7 +200,10 @@ async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any
 
 
 async def test_a_partition_beside_a_key_is_refused_while_another_publish_of_the_key_is_in_flight() -> None:
-    async with producing({"PUB": None}, close_timeout=0.0) as (producer, (node,), _), anyio.create_task_group() as tasks:
+    async with (
+        producing({"PUB": None}, close_timeout=0.0) as (producer, (node,), _),
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(publish_keyed, producer, b"stuck")
         await until(lambda: node.commands)
         with anyio.fail_after(5), pytest.raises(InvalidPartition, match="both given"):

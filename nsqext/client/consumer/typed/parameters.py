@@ -318,7 +318,8 @@ class _Planner:
                 return attrgetter(marker.value)
             if isinstance(marker, Header):
                 wanted = _header_input(marker.name or parameter.name, base, parameter)
-                self._headers.setdefault(wanted.name, wanted)
+                if wanted.required or wanted.name not in self._headers:
+                    self._headers[wanted.name] = wanted
                 return _header(wanted, None if parameter.default is inspect.Parameter.empty else parameter.default)
             if isinstance(marker, Depends):
                 return self._dependency(marker.function)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Annotated, Any, Optional
 
+import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
@@ -281,6 +283,18 @@ async def test_a_dependency_may_be_an_object_whose_call_is_a_generator(kind: str
 
     assert await result(plan_call(handle)) == "of k"
     assert events == ["handle", "end"]
+
+
+async def test_the_result_of_a_dependency_is_awaited_whatever_it_is() -> None:
+    class Later:
+        def __await__(self) -> Generator[Any, Any, str]:
+            yield from anyio.lowlevel.checkpoint().__await__()
+            return "later"
+
+    async def handle(value: Annotated[str, Depends(Later)]) -> str:
+        return value
+
+    assert await result(plan_call(handle)) == "later"
 
 
 async def test_a_dependency_may_ask_for_the_message_more_than_once() -> None:

@@ -31,11 +31,12 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
     async with scripted_lookup() as node, _channels() as channels:
         with pytest.raises(PartitionUnavailable, match="refused with 404") as caught:
             await channels.move(node.address, "t", 3, "ch", "special:-1")
-        assert (caught.value.topic, caught.value.partition) == ("t", 3)
+        assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 3, str(node.address))
         assert "topic=t&partition=3" in node.questions[0]
-        node.set_response("/stats", [1, 2])
-        with pytest.raises(PartitionUnavailable, match="cannot be read"):
-            await channels.exists(node.address, "t", 3, "ch")
+        for wrong in ([1, 2], {"status_code": 500, "status_txt": "busy"}):
+            node.set_response("/stats", wrong)
+            with pytest.raises(PartitionUnavailable, match="cannot be read"):
+                await channels.exists(node.address, "t", 3, "ch")
         topics = [topic_entry("t", {"channel_name": "ch"})]
         for wrapped in ({"topics": topics}, {"status_code": 200, "data": {"topics": topics}}):
             node.set_response("/stats", wrapped)

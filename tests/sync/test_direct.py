@@ -189,6 +189,32 @@ def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(
         assert threads.direct.stored == already
 
 
+def test_tags_of_batches_are_left_to_the_event_loop(cluster: Cluster, topic: str, threads: Threads) -> None:
+    with sync.Producer(cluster.lookupd, key_tags=16) as producer:
+        threads.warm(producer, topic)
+        already = threads.direct.stored
+        producer.publish_many(topic, [b"x", b"y"])
+        assert threads.direct.stored == already
+
+
+def test_a_thread_waits_for_a_response_until_the_timeout_and_ends_a_connection_that_it_cannot_read(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
+    with sync.Producer(cluster.lookupd, timeout=7.0) as producer:
+        threads.warm(producer, topic)
+        port, connection = threads.direct.port, threads.connections[0]
+        publish = port.ready(topic, nsqext.OutgoingMessage(b"x"), 0)
+        assert publish is not None
+        posted: list[float] = []
+        stub: Any = SimpleNamespace(post=lambda command, deadline, breaks: posted.append(deadline))
+        port.post(publish, stub)
+        assert posted == [publish.request.started + 7.0]
+        odd: Any = SimpleNamespace(error=None, data=b"odd")
+        with pytest.raises(DeliveryUnknown, match="received b'odd' in response to a publish"):
+            port.receipts(publish, connection, odd)
+        eventually(lambda: producer.publish(topic, b"x", partition=0) and not connection.usable)
+
+
 def test_a_program_that_publishes_twice_opens_no_connection_for_threads(
     cluster: Cluster, topic: str, threads: Threads
 ) -> None:

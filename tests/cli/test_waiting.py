@@ -6,10 +6,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqext.broker import Cluster
-from nsqext.cli.waiting import Waits
+from nsqext.cli.waiting import Waits, wait_of, wait_of_app
 from tests.support.command_line import lines, run, started
 
 if TYPE_CHECKING:
@@ -71,14 +71,16 @@ def test_pub_says_that_it_waits_for_messages_to_read(nsq_cluster: Cluster, nsq_t
 def test_a_text_is_said_once_after_two_seconds_without_output_and_not_in_a_pause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now, timers = [0.0], list[tuple[float, Callable[[], None]]]()
+    now, timers, cancelled = [0.0], list[tuple[float, Callable[[], None]]](), set[int]()
 
     def timer(seconds: float, look: Callable[[], None]) -> SimpleNamespace:
+        number = len(timers)
         timers.append((seconds, look))
-        return SimpleNamespace(start=lambda: None, cancel=lambda: None)
+        return SimpleNamespace(start=lambda: None, cancel=lambda: cancelled.add(number))
 
     def tick(seconds: float) -> None:
         now[0] += seconds
+        assert len(timers) - 1 not in cancelled
         timers[-1][1]()
 
     monkeypatch.setattr("nsqext.cli.waiting.Timer", timer)
@@ -97,3 +99,29 @@ def test_a_text_is_said_once_after_two_seconds_without_output_and_not_in_a_pause
             for _ in range(2):
                 tick(2.0)
         assert capsys.readouterr().err == f"nsqext: waiting for {shown}\n"
+        assert len(timers) - 1 in cancelled
+    with waits.waiting(None):
+        now[0] += 5.0
+        with waits.waiting("a leader"):
+            tick(1.0)
+            assert capsys.readouterr().err == ""
+            tick(1.0)
+            assert capsys.readouterr().err == "nsqext: waiting for a leader\n"
+
+
+def test_what_a_consumer_and_an_app_wait_for() -> None:
+    obstacles: list[str] = []
+    consumer: Any = SimpleNamespace(topics=("a", "b"), channel="ch", connections=(), subscribed=False)
+    text = wait_of(consumer, obstacles)
+    assert text() == "a partition of a, b to consume: no node is connected"
+    consumer.connections = ("n1",)
+    assert text() == "messages of a, b, channel ch"
+    obstacles.append("a leader of partition 1 of a")
+    assert text() == "a leader of partition 1 of a"
+    ready: list[bool] = [False]
+    app: Any = SimpleNamespace(consumers=(consumer,), health=lambda: SimpleNamespace(ready=ready[0]))
+    assert wait_of_app(app)() == "messages of a, b, channel ch"
+    consumer.subscribed = True
+    assert wait_of_app(app)() == "the lifespans of the app to start"
+    ready[0] = True
+    assert wait_of_app(app)() is None

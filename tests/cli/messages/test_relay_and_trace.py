@@ -273,6 +273,11 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines("config", "set", "there", "nsq://127.0.0.1:1")
     listed = lines("config", "list")
     assert [(one["context"], one["current"]) for one in listed] == [("here", True), ("there", False)]
+    assert "s3cret" not in str(listed)
+    replaced = run("config", "set", "here", "nsq://127.0.0.1:1")
+    assert (replaced.returncode, b"not done without a confirmation" in replaced.stderr) == (2, True)
+    assert run("config", "use", "nowhere").returncode == 2
+    assert lines("config", "list") == listed
     assert topic in [one["topic"] for one in lines("topic", "list")]
     lines("config", "use", "there")
     assert run("topic", "list").returncode == 2

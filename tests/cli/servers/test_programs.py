@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -141,6 +142,33 @@ os.kill(os.getpid(), {int(number)})
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_log_lines_are_those_of_the_original_programs() -> None:
+    program = """
+import logging, os, signal
+from nsqext.cli.servers.program import run_program
+
+async def serve():
+    log = logging.getLogger("nsqext.broker")
+    log.debug("hidden")
+    log.warning("seen")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("failed")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+flags = {"log-prefix": "[mine] ", "generation": "redesigned", "metric-address": ":1", "log-level": 2}
+run_program("nsqd", flags, serve)
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=command_line.environment(), capture_output=True, text=True, timeout=60)
+    moment = r"\[mine\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"
+    texts = ("INFO: nsqd v0.*", "WARN: -metric-address has no effect in this server", "WARN: seen", "ERROR: failed")
+    expected = "\n".join(f"{moment} {text}" for text in texts) + "\nTraceback(.|\n)*ValueError: odd\n"
+    assert re.fullmatch(expected, ended.stderr), ended.stderr
+    assert ended.returncode == 0
 
 
 def test_nsqd_logs_clients_topics_and_lookup_and_shows_one_build(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_the_original_programs_do_not_know_them(kinds: Mapping[str, str], capsys
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("flag provided but not defined: -metric-address\n")
     assert _read("-generation", "redesigned", "-metric-address=:1", kinds=kinds)["metric-address"] == ":1"
+    assert _read("-log-level=DEBUG", kinds=kinds)["log-level"] == "DEBUG", "in capitals too"
 
 
 @pytest.mark.parametrize("flag", ["-rpc-port=1", "-cluster-leadership-addresses=http://h:1"])

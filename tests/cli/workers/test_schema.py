@@ -33,6 +33,8 @@ def test_the_document_of_an_app_is_printed_and_read_again(tmp_path: Path) -> Non
     file = tmp_path / "service.json"
     file.write_bytes(result.stdout if isinstance(result.stdout, bytes) else result.stdout.encode())
     assert described(str(file)) == found
+    unnamed = orjson.loads(run("app", "schema", "service:app", cwd=tmp_path).stdout)
+    assert unnamed["info"] == {"title": "service", "version": "1.0.0"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"asyncapi": "2.6.0"}'])

@@ -242,6 +242,7 @@ def test_a_node_is_listed_with_what_lookup_reports(
         "tombstoned": ["audit"],
     }
     assert node_record(_NODE) == record
+    assert node_record(evolve(_NODE, http=None))["http"] is None
     asked(monkeypatch, "node list --json", nodes=(_NODE,))
     assert json.loads(capsys.readouterr().out) == record
 

@@ -10,6 +10,7 @@ ROOMS = {
         "tests/contract/test_settling.py",
         "tests/delays/test_relay.py",
         "tests/observability/test_observers.py",
+        "tests/sync/test_direct.py",
         "tests/test_settings.py",
     ),
     "client/consumer": (
@@ -41,7 +42,7 @@ ROOMS = {
         "tests/test_settings.py",
         "tests/transactions/test_inbox.py",
     ),
-    "lookup": ("tests/lookup", "tests/test_settings.py"),
+    "lookup": ("tests/lookup", "tests/partitions/test_nodes.py", "tests/test_settings.py"),
     "key_ranges": ("tests/key_ranges",),
     "transactions": ("tests/transactions",),
     "delays": ("tests/delays",),

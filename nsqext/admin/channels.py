@@ -211,13 +211,16 @@ class ChannelAdmin(AdminBase):
         return True
 
     async def _lacks_channel(self, topic: str, channel: str) -> bool:
-        """Return whether neither lookup nor any node knows a channel; False if a node does not respond."""
+        """Return whether neither lookup nor any node knows a channel.
+
+        False if a node does not respond, or a partition has no leader.
+        """
         requests = self._open()
         where, channels = await requests.find_with_channels(topic)
         if channel in channels:
             return False
         stats = await topic_stats(requests, where, None)
-        return not stats.unreachable and channel not in stats.channels
+        return not (stats.unreachable or stats.missing) and channel not in stats.channels
 
     async def pause_channel(self, topic: str, channel: str) -> None:
         """Stop delivery from a channel; published messages wait.

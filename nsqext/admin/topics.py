@@ -339,7 +339,7 @@ class TopicAdmin(ChannelAdmin):
             TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
         """
         requests = self._open()
-        where = await requests.find(topic)
+        where = await requests.settled(partial(requests.led, topic), topic)  # leaders report the channels
         channels = await self.channels(topic)
         try:  # before the channels, to which it passes its messages
             await requests.post_to_nodes(where, "/topic/empty")

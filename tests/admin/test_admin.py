@@ -134,6 +134,22 @@ async def test_a_channel_of_a_silent_node_does_not_count_as_missing() -> None:
             frozen.faults.thaw("n2")
 
 
+async def test_channels_of_a_topic_without_a_leader_are_neither_missing_nor_emptied() -> None:
+    """Only leaders report channels."""
+    topic = fresh()
+    with Cluster(1) as cluster:
+        cluster.create_topic(topic, channels=["ch"])
+        async with Admin(cluster.lookupd, timeout=0.5) as admin:
+            cluster.kill("n1")
+            with anyio.fail_after(25):
+                while (await admin.topic(topic)).leaders:  # noqa: ASYNC110 - the broker has no event
+                    await anyio.sleep(0.01)
+            with pytest.raises(PartitionUnavailable):
+                await admin.delete_channel(topic, "ch", missing_ok=True)
+            with pytest.raises(PartitionUnavailable):
+                await admin.empty_topic(topic)
+
+
 async def test_a_channel_that_lookup_lists_is_not_missing(redesigned: Cluster) -> None:
     """The answer is the server's: it does not delete registered channels."""
     topic = fresh()

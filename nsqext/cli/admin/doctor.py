@@ -216,7 +216,7 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
         if info.generation == "original" and not info.nodes:
             hint = f"start the nodes that hold its messages, or nsqext topic delete {name}"
             findings.append(Finding("warning", f"topic {name}", "lookup lists no node with it", hint))
-        if info.generation == "redesigned" and not info.channels:
+        if info.generation == "redesigned" and not (info.channels or info.leaderless):
             hint = f"publishes are refused: nsqext channel create {name} default"
             findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
         if name in stats:
@@ -364,7 +364,7 @@ async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | 
     found = await admin.stats(topic, channel)
     stats = found.channels.get(channel)
     if stats is None:
-        return [f"the topic has no channel {channel}"]
+        return [f"the topic has no channel {channel}" if found.complete else f"no node reports the channel {channel}"]
     parts = [part.channels[channel] for part in found.partitions if channel in part.channels]
     problems = ["the channel is paused"] if any(part.paused for part in parts) else []
     if any(part.skipped for part in parts):

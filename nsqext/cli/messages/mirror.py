@@ -25,6 +25,7 @@ from nsqext.errors import (
     InvalidSetting,
     MessageNotInFlight,
     NsqError,
+    PartitionUnavailable,
     ServerError,
     TopicNotFound,
 )
@@ -232,7 +233,7 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         InvalidSetting: the target cannot store what the source has.
         NsqError: the cluster of the source or target refuses.
     """
-    source = await answer_of(run.connection, lambda admin: admin.topic(run.topic))
+    source = await answer_of(run.connection, lambda admin: _source(admin, run.topic))
     if run.running.start is not None and (source is None or source.generation == "original"):
         raise InvalidSetting("the original NSQ has no start positions", topic=run.topic, hint="leave out --start")
     origin = source.meta if source is not None and source.meta is not None else TopicMeta()
@@ -282,6 +283,13 @@ async def _create_channel(run: RelayRun, source: TopicInfo | None) -> None:
 def _shape(origin: TopicMeta) -> TopicMeta:
     """Return what a new topic is like; a topic of the original NSQ has one partition."""
     return origin if origin.partition_num else TopicMeta(partition_num=1, replica=1)
+
+
+async def _source(admin: Admin, name: str) -> TopicInfo:
+    info = await admin.topic(name)
+    if info.leaderless and not info.channels:
+        raise PartitionUnavailable("no partition has a leader that reports the channels", topic=name)
+    return info
 
 
 async def _topic(admin: Admin, name: str) -> TopicInfo | None:

@@ -133,6 +133,19 @@ def test_a_channel_that_is_paused_or_skips_messages_is_not_healthy(cluster: Clus
     assert (found.returncode, json.loads(found.stdout)["problems"]) == (1, ["the topic is paused"])
 
 
+def test_a_topic_without_a_leader_is_not_said_to_lack_channels() -> None:
+    """Only leaders report channels."""
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", channels=["ch"])
+        where = ("--lookupd", cluster.lookupd[0])
+        cluster.kill(cluster.leader("orders"))
+        eventually(lambda: not lines("topic", "show", "orders", *where)[0]["leaders"])
+        found = [json.loads(line) for line in run("doctor", *where).stdout.splitlines()]
+        probed = json.loads(run("check", "orders", "ch", *where).stdout)
+    assert [one["text"] for one in found if one["subject"] == "topic orders"] == ["partition 0 has no leader"]
+    assert probed["problems"] == ["partition 0 has no leader", "no node reports the channel ch"]
+
+
 def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
     with Cluster(nodes=2) as cluster:
         cluster.create_topic("orders", partitions=2, replicas=1, channels=["ch"])

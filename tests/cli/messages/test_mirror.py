@@ -253,6 +253,20 @@ def test_a_topic_is_not_relayed_to_itself_by_another_address(cluster: Cluster) -
     assert (done.returncode, b"both clusters have the same nodes" in done.stderr) == (2, True), done.stderr
 
 
+def test_a_target_is_not_created_before_the_channels_of_its_source_are_known() -> None:
+    """Only leaders report channels: the target was created with the channel default alone."""
+    with Cluster(nodes=2) as source, Cluster(nodes=1) as target:
+        source.create_topic("t", channels=["billing", "audit"])
+        leader = source.leader("t")
+        source.kill(leader)
+        eventually(lambda: not lines("topic", "show", "t", *where(source))[0]["leaders"])
+        with started("relay", "t", "--to", "t", *where(source), *to(target)):
+            time.sleep(2.0)
+            assert target.topics == {}
+            source.restart(leader)
+            eventually(lambda: target.topics == {"t": ["audit", "billing"]})
+
+
 def test_a_target_is_not_created_before_its_source_exists(cluster: Cluster) -> None:
     source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
     with relay(source, "--to", target, *where(cluster)) as process:

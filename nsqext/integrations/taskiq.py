@@ -167,11 +167,14 @@ class NsqBroker(AsyncBroker):
         When closed, it requests no further tasks; yielded tasks can be acknowledged until `shutdown`.
 
         Raises:
-            InvalidState: it listens already.
+            InvalidState: it listens already, or has ended to listen since `startup`.
             NsqError: the consumer cannot continue.
         """
         if self._listening:
-            raise InvalidState("the broker listens already", hint="create one broker for each worker process")
+            raise InvalidState(
+                "the broker listens already, or has ended to listen",
+                hint="create one broker for each worker process; after shutdown() and startup() it listens again",
+            )
         self._listening = True
         await self._consumer.start()
         # tasks of ordered topics that are not due, with the monotonic time when they are

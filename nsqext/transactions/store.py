@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,8 +26,11 @@ _BUSY = 30.0  # seconds that a transaction waits for locks of others
 LONGEST_LEASE: float = 60.0
 """Seconds of a relay's lease, at most; one that ends later is from before the clock of the database was set back."""
 # a server that vanished without a word is noticed in half a minute; the system would wait for 15 minutes, or for ever
-# while nothing is sent. Seconds, the last one milliseconds
-_SILENCE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+# while nothing is sent. Seconds, tcp_user_timeout milliseconds
+_SILENCE = {
+    **{"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000},
+    "connect_timeout": 30,
+}
 _DRIFT = 5.0  # seconds by which that clock may be set back while leases last
 _ENDED = "(until < :now OR until > :latest)"
 _FREE = f"SELECT shard FROM nsqext_outbox_shard WHERE {_ENDED} ORDER BY shard LIMIT :count"  # noqa: S608
@@ -146,16 +150,20 @@ class OutboxStore:
     def connect(self) -> Any:
         """Open a connection of the driver, in the mode in which each statement is a transaction.
 
-        To PostgreSQL it ends when the server has been silent for 30 seconds, unless the address says otherwise.
+        To PostgreSQL it ends when its host has been silent for 30 seconds, unless the address says otherwise, and when
+        the server does not respond to a statement for a minute.
         """
         if self.dialect == "sqlite":
             return sqlite3.connect(self._address.target, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
-        given = conninfo_to_dict(self._address.target)
+        from nsqext.transactions.silence import BoundedConnection
+
+        given = {*conninfo_to_dict(self._address.target)}
+        if "PGCONNECT_TIMEOUT" in os.environ:
+            given.add("connect_timeout")
         silence: dict[str, Any] = {name: value for name, value in _SILENCE.items() if name not in given}
-        return psycopg.connect(self._address.target, autocommit=True, **silence)
+        return BoundedConnection.connect(self._address.target, autocommit=True, **silence)
 
     def shown(self, error: BaseException) -> str:
         """Return the text of an error of the database, without the password."""

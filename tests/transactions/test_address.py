@@ -127,5 +127,17 @@ def test_a_connection_to_a_server_that_vanished_ends(postgres: str, given: str, 
         assert connection.info.get_parameters()["tcp_user_timeout"] == timeout
 
 
+@pytest.mark.parametrize(
+    ("given", "environment", "seconds"), [("", "", "30"), ("connect_timeout=5", "", "5"), ("", "7", "7")]
+)
+def test_a_connection_to_a_server_that_does_not_respond_ends(
+    postgres: str, given: str, environment: str, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if environment:
+        monkeypatch.setenv("PGCONNECT_TIMEOUT", environment)
+    with OutboxStore(f"{postgres} {given}", create=True) as store, closing(store.connect()) as connection:
+        assert connection.info.get_parameters()["connect_timeout"] == seconds
+
+
 def test_a_password_that_is_a_part_of_words_does_not_hide_them() -> None:
     assert parse_address("postgresql://bob:on@db/shop").shown(ValueError("connection lost")) == "connection lost"

@@ -13,6 +13,7 @@ import pytest
 
 from nsqext.errors import InvalidSetting
 from nsqext.transactions import OutboxStore
+from nsqext.transactions.outages import outage_of
 from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.transactions.relays import END_OTHERS, fill, on_postgresql, one_database
 from tests.transactions.test_outbox import connect
@@ -147,6 +148,23 @@ def test_a_call_behind_a_lost_connection_is_a_transaction(database: str) -> None
         with pytest.raises(psycopg.DataError):
             store.delete(sequences)
         assert store.summary(0.0).waiting == 1
+
+
+@on_postgresql
+def test_a_call_to_a_server_that_is_frozen_ends_and_the_next_one_connects_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host acknowledges what is sent: a relay waited without an end, and said that it was ready."""
+    monkeypatch.setattr("nsqext.transactions.silence.SILENCE", 0.5)
+    with OutboxStore(database) as store, closing(store.connect()) as other:
+        with connect(database) as locking:
+            locking.execute("LOCK TABLE nsqext_outbox_shard")
+            with pytest.raises(psycopg.OperationalError, match="has not responded"):
+                other.execute("SELECT count(*) FROM nsqext_outbox_shard")
+            with pytest.raises(psycopg.OperationalError, match="has not responded") as silent:
+                store.lease("first", 10)
+        assert outage_of(silent.value) == "the connection is lost"
+        assert len(store.lease("first", 10)) == 16
 
 
 @one_database

@@ -78,7 +78,7 @@ class Middleware:
     finishes the messages. An object may serve several clients and tasks.
     """
 
-    #: hints by what it cannot be used with, ``batches``, ``auto_finish=False`` or ``a transaction around it``
+    #: hints by what it refuses: ``batches``, ``iteration``, ``auto_finish=False`` or ``a transaction around it``
     unsupported: ClassVar[Mapping[str, str]] = {}
     opens_transaction: ClassVar[bool] = False  #: whether an error behind the handler undoes its effects
 
@@ -130,6 +130,21 @@ def check_handler_kind(middleware: Iterable[Middleware], *, batch: bool = False,
             raise InvalidSetting(f"{type(one).__name__} cannot be used with {kind}", hint=one.unsupported[kind])
         if one.opens_transaction:
             kinds.add("a transaction around it")
+
+
+async def start_middleware(middleware: Sequence[Middleware], *, iterated: bool) -> None:
+    """Start the middleware of a consumer, around its handler.
+
+    Raises:
+        InvalidSetting: the consumer has no handler, and middleware that needs a handler.
+    """
+    for one in middleware:
+        if not iterated:
+            await one.start()
+        elif "iteration" in one.unsupported:
+            raise InvalidSetting(
+                f"{type(one).__name__} cannot be used with iteration", hint=one.unsupported["iteration"]
+            )
 
 
 def _overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware]:

@@ -74,6 +74,7 @@ class HandlerTransaction(Middleware, Generic[S]):
     unsupported: ClassVar[Mapping[str, str]] = {
         "batches": "use a handler of single messages, or give it to those handlers alone: handler(…, middleware=[…])",
         "auto_finish=False": "the message is recorded as handled when its handler returns: leave out auto_finish",
+        "iteration": "the transaction begins and ends with the call of a handler: @consumer.handler",
     }
 
     def __init__(self, begin: Begin[S]) -> None:

@@ -250,8 +250,8 @@ def core_of(connection: Any) -> Any:
 
 
 def is_psycopg(driver: object) -> bool:
-    """Return whether a driver's connection is psycopg's."""
-    return type(driver).__module__.partition(".")[0] == "psycopg"
+    """Return whether a driver's connection or cursor is psycopg's, or of a program's class that is derived from it."""
+    return any(base.__module__.partition(".")[0] == "psycopg" for base in type(driver).__mro__)
 
 
 def execute_in_core(connection: Any, sql: str, values: Mapping[str, object]) -> Any:

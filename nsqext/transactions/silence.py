@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from functools import cache
 from typing import Any
-
-from psycopg import Connection, OperationalError
 
 SILENCE: float = 60.0
 """Seconds without a response after which a call ends: longer than a transaction waits for a lock."""
 
 
-class BoundedConnection(Connection[tuple[Any, ...]]):
-    """A connection whose calls raise `OperationalError` after `SILENCE`; it cannot be used any more then."""
+@cache
+def bounded_connection() -> Any:
+    """Return the class of connections whose calls raise ``psycopg.OperationalError`` after `SILENCE`.
 
-    def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
-        """Wait as psycopg, which looks for signals ten times a second, and has no limit."""
-        return super().wait(_bounded(gen), *arguments, **named)
+    Such a connection cannot be used any more then.
+    """
+    from psycopg import Connection
+
+    class BoundedConnection(Connection[Any]):
+        def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
+            return super().wait(_bounded(gen), *arguments, **named)
+
+    return BoundedConnection
 
 
 def _bounded(waiting: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Pass on when the socket is ready, until the server is silent for too long."""
+    """Pass on what psycopg waits for, and whether it is ready; psycopg asks ten times a second, for signals."""
+    from psycopg import OperationalError
+
     until = time.monotonic() + SILENCE
     try:
         state = next(waiting)

@@ -157,13 +157,13 @@ class OutboxStore:
             return sqlite3.connect(self._address.target, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         from psycopg.conninfo import conninfo_to_dict
 
-        from nsqext.transactions.silence import BoundedConnection
+        from nsqext.transactions.silence import bounded_connection
 
         given = {*conninfo_to_dict(self._address.target)}
         if "PGCONNECT_TIMEOUT" in os.environ:
             given.add("connect_timeout")
         silence: dict[str, Any] = {name: value for name, value in _SILENCE.items() if name not in given}
-        return BoundedConnection.connect(self._address.target, autocommit=True, **silence)
+        return bounded_connection().connect(self._address.target, autocommit=True, **silence)
 
     def shown(self, error: BaseException) -> str:
         """Return the text of an error of the database, without the password."""

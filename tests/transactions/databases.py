@@ -23,7 +23,7 @@ def _as_dict(cursor: Any, row: tuple[object, ...]) -> dict[str, object]:
 
 @asynccontextmanager
 async def rows_as_dicts(database: str) -> AsyncIterator[Any]:
-    """Open a transaction on a connection of the driver that returns rows as dicts."""
+    """Open a transaction on a connection of the driver that returns rows as dicts, of psycopg with own cursors."""
     if database.startswith("sqlite:///"):
         import aiosqlite
 
@@ -32,8 +32,11 @@ async def rows_as_dicts(database: str) -> AsyncIterator[Any]:
             yield connection
             await connection.commit()
         return
-    from psycopg import AsyncConnection
+    from psycopg import AsyncConnection, AsyncCursor
     from psycopg.rows import dict_row
 
-    async with await AsyncConnection.connect(database, row_factory=dict_row) as opened:
+    class OwnCursor(AsyncCursor[Any]):
+        """A cursor of the program."""
+
+    async with await AsyncConnection.connect(database, row_factory=dict_row, cursor_factory=OwnCursor) as opened:
         yield opened

@@ -475,6 +475,8 @@ async def test_handlers_whose_messages_it_cannot_record_are_refused(
             register(print)
     with pytest.raises(InvalidSetting, match="Inbox cannot be used with batches"):
         consumer.batch_handler()(print)
+    with pytest.raises(InvalidSetting, match="Inbox cannot be used with iteration"):
+        await consumer.__aenter__()
     with pytest.raises(InvalidSetting, match="Deduplicate cannot be used with a transaction around it"):
         app.handler("orders", "ch", middleware=[Deduplicate()])(print)  # it would finish what was not committed
     App("127.0.0.1:1", middleware=[Deduplicate(), Inbox(sessions.begin)]).handler("orders", "ch")(print)

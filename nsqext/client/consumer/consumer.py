@@ -201,7 +201,6 @@ class Consumer(Runnable):
             InvalidSetting: no function, a generator, a parameter without known source, or a second handler.
             InvalidState: the consumer was opened before.
         """
-
         from nsqext.client.consumer.handler_functions import takes_message
 
         def register(function: H) -> H:
@@ -328,9 +327,10 @@ class Consumer(Runnable):
         state, topics = self._state, self._topics
         await self._tasks.start()
         try:
-            if self._handler is not None:
-                for one in self._middleware:
-                    await one.start()
+            if self._middleware:
+                from nsqext.client.middleware import start_middleware
+
+                await start_middleware(self._middleware, iterated=self._handler is None)
             self._tasks.check()  # `aclose` may have ended it meanwhile; then the metadata would not be released
             self._metadata.acquire()
             state.opened = True

@@ -137,10 +137,10 @@ class TopicAdmin(ChannelAdmin):
         """
         requests = self._open()
         try:
-            where = await requests.find(topic)
+            holders = await _holders(requests, await requests.find(topic))  # before lookup forgets tombstones
             with _changing(topic):
                 await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
-                await ask_each(where.nodes, partial(_delete_at, requests, where))
+                await ask_each(holders, partial(_delete_at, requests, topic))
         except TopicNotFound:
             if missing_ok:
                 return False
@@ -237,7 +237,7 @@ class TopicAdmin(ChannelAdmin):
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
         check_time("wait", wait)
         requests = self._open()
-        where, channels = await requests.find_redesigned(topic, "expand_topic", "the original NSQ has no partitions")
+        where, _ = await requests.find_redesigned(topic, "expand_topic", "the original NSQ has no partitions")
         if number < where.partition_num:
             raise InvalidInput(
                 f"the topic has {where.partition_num} partitions: their number cannot be reduced", topic=topic
@@ -247,6 +247,7 @@ class TopicAdmin(ChannelAdmin):
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
             await requests.change_settled(EXPAND, params, topic, bounded=False)
             sent = True
+            channels = await self.channels(topic)  # known now: a cluster with a leaderless partition refuses to expand
             await self._complete(topic, EXPAND, params, channels, number)
         if scope.cancelled_caught:
             if not sent:
@@ -433,9 +434,19 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
     )
 
 
-async def _delete_at(requests: ClusterRequests, where: PartitionMap, node: Address) -> None:
+async def _holders(requests: ClusterRequests, where: PartitionMap) -> set[Address]:
+    """Return the HTTP addresses of original nodes with a topic, also of nodes that a tombstone hides."""
+    found = {http_of(where, node) for node in where.nodes}
+    if generation_of(where) == "original":
+        for info in await requests.client.lists.nodes():
+            if info.http is not None and where.topic in info.tombstoned:
+                found.add(info.http)
+    return found
+
+
+async def _delete_at(requests: ClusterRequests, topic: str, node: Address) -> None:
     try:
-        await requests.post(http_of(where, node), "/topic/delete", {"topic": where.topic})
+        await requests.post(node, "/topic/delete", {"topic": topic})
     except PartitionUnavailable as error:
         if "TOPIC_NOT_FOUND" not in error.message:  # another call has deleted it
             raise

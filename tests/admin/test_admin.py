@@ -331,6 +331,36 @@ async def test_a_channel_that_lookup_alone_knows_is_deleted(original: Cluster) -
         assert await admin.channels(topic) == ()
 
 
+async def test_a_topic_is_deleted_on_a_node_that_a_tombstone_hides() -> None:
+    """It would show it again, with its messages."""
+    topic = fresh()
+    with Cluster(2, generation="original") as cluster:
+        async with Admin(cluster.lookupd) as admin:
+            await admin.create_topic(topic, channels=["ch"])
+            await admin.tombstone(topic, cluster.nodes["n2"].http)
+            assert await admin.delete_topic(topic)
+        for node in cluster.nodes.values():
+            assert plain_http.get(f"http://{node.http}/stats?format=json").json()["topics"] == []
+
+
+async def test_an_expansion_that_waits_for_a_leader_gives_its_channels_to_new_partitions() -> None:
+    topic = fresh()
+    with Cluster(2) as cluster:
+        cluster.create_topic(topic, channels=["ch"])
+        leader = cluster.leader(topic)
+        cluster.kill(leader)
+        async with Admin(cluster.lookupd) as admin:
+            with anyio.fail_after(60):
+                while (await admin.topic(topic)).leaders:  # noqa: ASYNC110 - the broker has no event
+                    await anyio.sleep(0.01)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(admin.expand_topic, topic, 2)
+                    await anyio.sleep(0.3)
+                    await anyio.to_thread.run_sync(cluster.restart, leader)
+            stats = await admin.stats(topic)
+        assert [sorted(part.channels) for part in stats.partitions] == [["ch"], ["ch"]]
+
+
 @pytest.mark.parametrize("generation", ["redesigned", "original"])
 async def test_a_topic_that_another_call_deletes_meanwhile_is_deleted(
     redesigned: Cluster, original: Cluster, generation: str

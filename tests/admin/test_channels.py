@@ -62,6 +62,7 @@ async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsq
     for name in ("x:4161", "y:4161"):
         nodes.lists(name)
         nodes.finds(name, {**ORIGINAL, "channels": ["billing"]})
+        nodes.route(name, "/nodes", {"producers": []})
     routes = {
         (name, path): nodes.route(name, path, OK, "POST")
         for name in ("x:4161", "y:4161", "o1:4151")

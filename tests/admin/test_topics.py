@@ -255,6 +255,7 @@ async def test_a_deleted_topic_need_not_be_known_to_every_original_lookup_node()
     for name, answer in (("x:4161", OK), ("y:4161", not_found("TOPIC_NOT_FOUND"))):
         nodes.lists(name)
         nodes.finds(name, ORIGINAL)
+        nodes.route(name, "/nodes", {"producers": []})
         nodes.route(name, "/topic/delete", answer, "POST")
     deleted = nodes.route("o1:4151", "/topic/delete", OK, "POST")
     assert await admin_of(nodes, "x:4161,y:4161").delete_topic("orders")
@@ -267,6 +268,7 @@ async def test_clients_learn_of_a_deletion_that_a_dead_node_does_not_answer(monk
     nodes = LookupNodes()
     nodes.lists("x:4161")
     nodes.finds("x:4161", ORIGINAL)
+    nodes.route("x:4161", "/nodes", {"producers": []})
     nodes.route("x:4161", "/topic/delete", OK, "POST")
     nodes.route("o1:4151", "/topic/delete", httpx.ConnectError("down"), "POST")
     with pytest.raises(ConnectionFailed):
@@ -311,6 +313,7 @@ async def test_a_silent_node_of_an_original_topic_does_not_keep_others_from_a_ch
 ) -> None:
     nodes.lists("a:4161")
     nodes.finds("a:4161", {"channels": [], "producers": [node_json("o1:4150", ""), node_json("o2:4150", "")]})
+    nodes.route("a:4161", "/nodes", {"producers": []})
     nodes.route("a:4161", "/topic/delete", OK, "POST")
     nodes.route("o1:4151", f"/topic/{action}", httpx.ConnectError("down"), "POST")
     changed = nodes.route("o2:4151", f"/topic/{action}", OK, "POST")

@@ -348,6 +348,7 @@ class OutboxRelay(Relay):
         )
 
     async def _refuse(self, row: OutboxRow, error: NsqError) -> None:
+        await to_thread.run_sync(self._store.refuse, row.sequence, str(error))
         self._refused += 1
         logger.error(
             "the message %s of the outbox cannot be published, and is set aside: %s",
@@ -355,7 +356,6 @@ class OutboxRelay(Relay):
             error,
             extra={"topic": row.topic},
         )
-        await to_thread.run_sync(self._store.refuse, row.sequence, str(error))
 
 
 def _is_final(error: NsqError, rows: Sequence[OutboxRow]) -> bool:

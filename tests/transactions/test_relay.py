@@ -137,6 +137,31 @@ async def test_after_a_refused_message_its_batch_is_published_one_by_one_and_lat
 
 
 @one_database
+async def test_a_message_that_the_database_does_not_set_aside_is_not_counted_as_set_aside(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 0.01)
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        raise InvalidBody("too large", topic=topic)
+
+    fill(database, "t", 1, 4)
+    with OutboxStore(database) as store:
+        refuse, failures = store.refuse, [sqlite3.OperationalError("database is locked")] * 2
+
+        def fail(sequence: int, error: str) -> None:
+            if failures:
+                raise failures.pop()
+            refuse(sequence, error)
+
+        monkeypatch.setattr(store, "refuse", fail)
+        async with publishing(store, Scripted(publish)) as relay:
+            await eventually(lambda: relay.statistics().refused > 0, _SECONDS)
+            assert (store.summary(0.0).refused, relay.statistics().refused) == (1, 1)
+    assert sum("is set aside" in record.getMessage() for record in caplog.records) == 1
+
+
+@one_database
 async def test_of_two_messages_only_the_refused_one_is_set_aside(database: str) -> None:
     async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
         if messages[-1].body.startswith(b"1 "):

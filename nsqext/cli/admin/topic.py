@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
 import attrs
 from attrs import asdict, frozen
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from nsqext.types import TopicMeta
 
 app: CommandGroup = CommandGroup()
+
+_LOOK = 0.5  # seconds between two looks whether lookup lists a node
 
 RetentionDays = Annotated[int | None, Option(help="Days for which consumed messages are kept.")]
 SyncEvery = Annotated[int | None, Option(help="Messages after which a node flushes its disk.")]
@@ -130,7 +133,12 @@ async def create(
         )
     async with connection.admin() as admin:
         if names := redesigned_settings(asdict(options)):
-            refuse_redesigned(names, topic, await admin.nodes())
+            nodes = await admin.nodes()
+            with anyio.move_on_after(wait):
+                while not nodes:  # the first node decides whether the settings would be ignored
+                    await anyio.sleep(_LOOK)
+                    nodes = await admin.nodes()
+            refuse_redesigned(names, topic, nodes)
         existed = if_not_exists and await _exists(admin, topic)
         with waits.waiting(f"all partitions of {topic} to accept publishes"):
             await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)

@@ -275,6 +275,20 @@ def test_what_is_confirmed_at_a_terminal_is_deleted(cluster: Cluster) -> None:
     assert shown["channels"] == []
 
 
+def test_settings_that_the_original_nsq_lacks_are_refused_when_its_nodes_start_later() -> None:
+    with Cluster(nodes=1, generation="original") as cluster:
+        where = ("--lookupd", cluster.lookupd[0])
+        cluster.terminate("n1")
+        eventually(lambda: not lines("node", "list", *where))
+        with started("topic", "create", "orders", "--partitions", "4", *where) as creating:
+            time.sleep(2.0)
+            assert creating.poll() is None
+            cluster.restart("n1")
+            _, errors = creating.communicate(timeout=30)
+        assert (creating.returncode, b"has no partitions of topics" in errors) == (2, True), errors
+        assert cluster.topics == {}
+
+
 def test_statistics_of_an_unknown_channel_are_an_error(cluster: Cluster) -> None:
     topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
     cluster.create_topic(topic, channels=["c"])

@@ -78,7 +78,7 @@ class Middleware:
     finishes the messages. An object may serve several clients and tasks.
     """
 
-    #: hints by what it refuses: ``batches``, ``iteration``, ``auto_finish=False`` or ``a transaction around it``
+    #: hints by what it refuses, ``batches``, ``iteration``, ``auto_finish=False`` or ``a transaction around it``
     unsupported: ClassVar[Mapping[str, str]] = {}
     opens_transaction: ClassVar[bool] = False  #: whether an error behind the handler undoes its effects
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 SILENCE: float = 60.0
-"""Seconds without a response after which a call ends: longer than a transaction waits for a lock."""
+"""Seconds without a response after which a call ends, longer than a transaction waits for a lock."""
 
 
 @cache

@@ -388,6 +388,11 @@ def test_a_node_hides_the_topics_with_a_tombstone() -> None:
     assert responses.read_node(node, SOURCE).tombstoned == ("hidden",)
 
 
+def test_partitions_of_a_node_are_in_order() -> None:
+    node = {**node_json("n1:4150"), "topics": ["t", "u"], "partitions": {"t": ["10", "2", "0"]}}
+    assert responses.read_node(node, SOURCE).topics == {"t": (0, 2, 10), "u": ()}
+
+
 def test_lookup_nodes_that_list_the_same_nodes_share_them() -> None:
     """Memory of 64 lookup nodes that list 1,000 nodes of each topic grew by 300 MiB."""
     node = {"broadcast_address": "nsqd-1", "tcp_port": 4150, "http_port": 4151, "hostname": "h", "version": "1.3.0"}

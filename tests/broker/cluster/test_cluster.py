@@ -185,6 +185,7 @@ def test_registered_channels_are_the_only_ones() -> None:
             "lookupd_tcp has 2 addresses, and lo",
         ),
         (lambda: ClusterOptions(lease=-1), "lease=-1"),
+        (lambda: ClusterOptions(memory_bound=0), "memory_bound=0 is not a positive number"),
         (lambda: ClusterOptions(node_memory_bound=0), "node_memory_bound=0 is not a positive number"),
         (lambda: ClusterOptions(nsqd_tcp=":4150"), "nsqd_tcp=':4150' is not a tuple of texts"),  # type: ignore[arg-type]
         (lambda: ClusterOptions(http_hosts=(4150,)), "http_hosts=(4150,) is not a tuple"),  # type: ignore[arg-type]

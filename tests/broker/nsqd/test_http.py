@@ -484,10 +484,13 @@ async def test_options_are_shown_and_changed() -> None:
     assert _status(await web.put("/config/verbose", b"")) == (413, '{"message":"INVALID_VALUE"}')
     assert _status(await web.get("/config/nothing")) == (400, '{"message":"INVALID_OPTION"}')
     assert _status(await web.put("/config/allow_ext_compatible", b"null")) == (200, "true")
+    for addresses in (b'["n1:4160"]', b"[]", b'["n2:4160"]'):
+        assert _status(await web.put("/config/nsqlookupd_tcp_addresses", addresses)) == (200, addresses.decode())
     assert _status(await web.put("/config/nsqlookupd_tcp_addresses", b"null")) == (200, "[]")
     assert _status(await web.put("/config/nsqlookupd_tcp_addresses", b"[1]"))[0] == 400
     for name, text in (
         ("log_level", "2"),
+        ("max_conn_for_client", "500000"),
         ("tcp_address", "127.0.0.1:4150"),
         ("statsd_prefix", "nsq.127_0_0_1_4151."),
         ("req_to_end_threshold", "900000000000"),

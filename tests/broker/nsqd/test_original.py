@@ -352,6 +352,7 @@ async def test_info_ping_and_options() -> None:
     assert (await web.put("/config/nsqlookupd_tcp_addresses", content=b'["127.0.0.1:1"]')).json() == ["127.0.0.1:1"]
     assert node.switches.lookupd_addresses == ["127.0.0.1:1"]
     assert [(await web.put("/config/log_level", content=level)).text for level in _LEVELS] == list("54321")
+    assert (await web.put("/config/log_level", content=b"INFO")).text == "2"
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 

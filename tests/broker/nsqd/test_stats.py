@@ -101,6 +101,8 @@ async def test_each_counter_is_shown_as_itself(generation: str) -> None:
         f'channel_paused{at},channel="ch"}}': 0,
     }.items():
         assert f"nsqd_{name} {value}" in lines
+    node.hosted["t", 0].leader = False
+    assert f"nsqd_topic_leader{at}}} 0" in (await web(node).get("/metrics")).text.splitlines()
 
 
 _BOTH = {"t": {"a": 1, "b": 1}, "u": {"a": 1}}

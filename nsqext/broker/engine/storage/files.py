@@ -98,10 +98,7 @@ def without_checksum(data: bytes) -> bytes:
 
 def decode_checked(data: bytes, kind: type[T]) -> T:
     """Decode JSON with a checksum; raises `ValueError` for damage or an invalid member."""
-    try:
-        return msgspec.json.decode(without_checksum(data), type=kind)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from error
+    return msgspec.json.decode(without_checksum(data), type=kind)
 
 
 class _Begin(msgspec.Struct, omit_defaults=True):

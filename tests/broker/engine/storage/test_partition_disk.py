@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqext.broker.engine.storage.files import with_checksum
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
@@ -236,6 +237,17 @@ def test_stored_partitions_are_listed(tmp_path: Path) -> None:
     on_disk(tmp_path, number=3, ordered=True)
     found = {(state.topic, state.partition, state.extend, state.ordered) for state in stored_partitions(tmp_path)}
     assert found == {("orders", 0, True, False), ("orders", 3, False, True)}
+
+
+def test_a_damaged_state_of_a_partition_is_listed_from_its_copy(tmp_path: Path) -> None:
+    partition = on_disk(tmp_path, extend=True)
+    partition.channel()
+    partition.partition.close()
+    (path,) = tmp_path.glob("orders/*.channels.json")
+    for damaged in (b"{", with_checksum(b'{"topic": "orders", "partition": -1}')):
+        path.write_bytes(damaged)
+        (state,) = stored_partitions(tmp_path)
+        assert (state.extend, [channel.name for channel in state.channels]) == (True, ["ch"])
 
 
 class SyncedFiles:

@@ -222,6 +222,8 @@ def test_the_state_is_written_with_each_interval_if_it_changed(
     assert (store.dirty, "No space left" in caplog.text) == (True, True)
     store.save(state)
     assert (store.dirty, store.next_deadline) == (False, inf)
+    monkeypatch.setattr(type(store.store), "is_dirty", True)
+    assert store.next_deadline == 101.0, "the queue has to be synced"
     store.close()
 
 

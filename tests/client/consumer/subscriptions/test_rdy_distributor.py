@@ -23,6 +23,16 @@ def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
     assert len(flow) == 1
 
 
+def test_no_first_count_is_above_the_limit_of_the_server() -> None:
+    for sole, first in ((False, 100), (True, 200)):
+        flow = RdyDistributor[int](200, Backoff(BackoffOptions()), initial_ready=100)
+        flow.add(0, 2500, Backoff(BackoffOptions()), 0.0, sole=sole)
+        assert flow.shares(0.0) == {0: first}
+        flow.remove(0)
+        flow.add(1, 50, Backoff(BackoffOptions()), 1.0, sole=sole)
+        assert flow.shares(1.0) == {1: 50}
+
+
 def test_what_a_connection_gives_up_is_given_away_when_its_messages_are_answered() -> None:
     flow = make(10, 2500)
     flow.shares(0.0)

@@ -125,15 +125,63 @@ def test_a_sync_takes_time_on_a_slow_disk() -> None:
     with disk_of(1, network) as disk:
         disk.slow["n1"] = 5.0
         (disk.root / "n2").mkdir()
-        for node in ("n2", "n1"):
+        for node in ("n2", "n1", "n1"):
             append(disk.root / node / "queue", b"x", sync=True)
             spent.append(network.now)
-    assert spent[0] == 0.0 < spent[1] <= 5.0
+            if node == "n1":
+                disk.heal("n1")
+    assert spent[0] == 0.0 < spent[1] == spent[2] <= 5.0
 
 
 def test_files_are_closed_by_a_loss_of_power() -> None:
     with disk_of(1) as disk:
         out = os.open(disk.root / "n1" / "queue", os.O_WRONLY | os.O_CREAT)
         disk.lose_power("n1")
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            os.write(out, b"x")
+        for use in (lambda: os.write(out, b"x"), lambda: os.ftruncate(out, 0)):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                use()
+
+
+def test_a_full_disk_says_how_much_of_a_write_it_has_taken() -> None:
+    parts = set[int]()
+    for seed in range(20):
+        with disk_of(seed) as disk:
+            path = disk.root / "n1" / "queue"
+            out = os.open(path, os.O_WRONLY | os.O_CREAT)
+            disk.full.add("n1")
+            try:
+                written = os.write(out, b"abcdef")
+            except OSError:
+                written = 0
+            assert path.read_bytes() == b"abcdef"[:written]
+            parts.add(written)
+    assert {0} < parts <= set(range(6))
+
+
+def test_the_sync_of_a_folder_makes_the_names_in_it_durable() -> None:
+    kept = set[tuple[bool, bool]]()
+    for seed in range(20):
+        with disk_of(seed) as disk:
+            folders = [disk.root / "n1" / name for name in ("one", "two")]
+            for folder in folders:
+                folder.mkdir()
+                append(folder / "old", b"x", sync=True)
+                (folder / "old").replace(folder / "new")
+            synced = os.open(folders[0], os.O_RDONLY)
+            os.fsync(synced)
+            disk.lose_power("n1")
+            first, second = ((folder / "new").exists() for folder in folders)
+            kept.add((first, second))
+    assert kept == {(True, True), (True, False)}
+
+
+def test_only_an_empty_folder_is_removed() -> None:
+    with disk_of(1) as disk:
+        folder = disk.root / "n1" / "topic"
+        folder.mkdir()
+        append(folder / "queue", b"x", sync=True)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+            folder.rmdir()
+        (folder / "queue").unlink()
+        folder.rmdir()
+        assert not folder.exists()

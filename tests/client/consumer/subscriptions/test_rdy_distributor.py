@@ -67,6 +67,19 @@ def test_a_connection_that_is_about_to_be_closed_keeps_what_it_has_in_flight() -
     assert flow.shares(1.6) == {1: 4}
 
 
+def test_no_count_is_raised_while_more_is_in_flight_than_a_lowered_bound() -> None:
+    flow = make(10, 2500, 2500)
+    assert flow.shares(0.0) == {0: 5, 1: 5}
+    flow.max_in_flight = 4
+    assert flow.shares(0.0, {0: 5, 1: 5}) == {0: 2, 1: 2}
+    flow.retire(1)
+    assert flow.shares(0.1, {0: 5, 1: 5}) == {0: 2, 1: 0}
+    flow.remove(1)
+    for now in (0.4, 0.7):
+        flow.shares(now, {0: 2})
+    assert flow.shares(1.0, {0: 2}) == {0: 4}
+
+
 def test_the_rest_of_a_division_stays_where_it_is() -> None:
     """Moving a count would exceed ``max_in_flight``, because messages for the lowered count are in flight already."""
     flow = RdyDistributor[int](3, Backoff(BackoffOptions()))

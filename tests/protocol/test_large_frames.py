@@ -67,6 +67,13 @@ def test_a_large_message_is_decoded_as_if_received_in_one_piece(
     assert {type(message.body), type(message.header)} == {bytes}
 
 
+@pytest.mark.parametrize("first", [1, 4095, 4096, 4097])
+def test_the_start_of_a_large_frame_has_the_same_size_whatever_its_pieces(first: int) -> None:
+    data = memoryview(bytes(range(256)) * 40)
+    frame = LargeFrame([data[:first], data[first:]], len(data))
+    assert (frame.start(), frame.behind(0), frame.behind(5000)) == (data[:4096], data, data[5000:])
+
+
 @pytest.mark.parametrize(("size", "kind"), [(65_506, bytes), (65_507, LargeFrame)])
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_message_is_large_by_the_size_of_its_frame(size: int, kind: type, pieces: int) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from nsqext.testing.simulation.disk import SimulatedDisk
@@ -38,7 +39,7 @@ class Scene:
         runtime = SimpleNamespace(
             lookupds_named=lambda name: [*self.lookups.values()] if name is None else [self.lookups[name]]
         )
-        cluster: Any = SimpleNamespace(disk=self.disk, runtime=runtime, heal=lambda: anyio.sleep(0))
+        cluster: Any = SimpleNamespace(disk=self.disk, runtime=runtime, heal=lambda: anyio.lowlevel.checkpoint())
         clock: Any = SimpleNamespace(jumped=0.0)
         selector: Any = None
         self.injector = Injector(1, cluster, self.network, clock, selector, clients=["c1", "c2"])
@@ -52,7 +53,7 @@ class Scene:
         before = self.state()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.injector.inject, Fault(kind, 0.0, 0.05, target, chance))
-            while (found := self.state()) == before:
+            while (found := self.state()) == before:  # noqa: ASYNC110 - no event
                 await anyio.sleep(0.001)
         assert self.state() == before
         return found
@@ -91,7 +92,7 @@ async def test_the_heal_ends_faults_that_last() -> None:
     async with anyio.create_task_group() as tasks:
         for kind in ("partition", "slow_link", "stall"):
             tasks.start_soon(scene.injector.inject, Fault(kind, 0.0, 60.0, "n1", 0.5))
-        while len(scene.injector.effective) < 3:
+        while len(scene.injector.effective) < 3:  # noqa: ASYNC110 - no event
             await anyio.sleep(0.001)
         await scene.injector.heal()
         assert scene.state() == before

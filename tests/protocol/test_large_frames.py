@@ -69,8 +69,8 @@ def test_a_large_message_is_decoded_as_if_received_in_one_piece(
 
 @pytest.mark.parametrize("first", [1, 4095, 4096, 4097])
 def test_the_start_of_a_large_frame_has_the_same_size_whatever_its_pieces(first: int) -> None:
-    data = memoryview(bytes(range(256)) * 40)
-    frame = LargeFrame([data[:first], data[first:]], len(data))
+    data = bytes(range(256)) * 40
+    frame = LargeFrame([memoryview(data)[:first], memoryview(data)[first:]], len(data))
     assert (frame.start(), frame.behind(0), frame.behind(5000)) == (data[:4096], data, data[5000:])
 
 

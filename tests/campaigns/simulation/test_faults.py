@@ -61,7 +61,7 @@ class Scene:
 
 _TO, _FROM = {("c1", "n1"), ("c2", "n1")}, {("n1", "c1"), ("n1", "c2")}
 _NONE: set[object] = set()
-_WHOLE = (_NONE, {})
+_WHOLE: tuple[set[object], dict[str, float]] = (set(), {})
 _SHOWN = ["all", "all"]
 
 
